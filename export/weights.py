@@ -1,0 +1,149 @@
+"""A neutral view of a llama-family model: what the graph builder needs, whatever file the weights come from.
+
+Every tensor has one canonical name and a shape that follows from the config. Names, completeness and shapes are
+checked when a model is opened, so that an export fails before it has done any work; data is loaded when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.errors import ModelError
+from edge_pc.model_spec import RotaryEncoding
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaConfig:
+    """Sizes and constants of a llama-family model.
+
+    Attributes:
+        architecture: `llama` or `mistral`.
+        layers, heads, kv_heads, head_dim, hidden_size, intermediate_size, vocab_size: sizes.
+        max_positions: positions the model was made for, in tokens.
+        norm_epsilon: of every RMS norm.
+        rotary: the position encoding; its `scaling` only describes, the numbers are in `rope_frequency_factors`.
+        rope_frequency_factors: float32 `[rotary.dims / 2]` by which the rotary frequencies are divided, or None.
+        tied_embeddings: the output matrix is the embedding matrix; there is no tensor `lm_head`.
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    norm_epsilon: float
+    rotary: RotaryEncoding
+    rope_frequency_factors: FloatArray | None
+    tied_embeddings: bool
+
+    def __post_init__(self) -> None:
+        sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden_size", "intermediate_size", "vocab_size")
+        for name in (*sizes, "max_positions"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"the model's {name} is {getattr(self, name)}, expected at least 1")
+        if self.heads % self.kv_heads:
+            raise ModelError(f"{self.heads} attention heads cannot share {self.kv_heads} KV heads evenly")
+        if self.rotary.dims != self.head_dim:
+            raise ModelError(
+                f"only {self.rotary.dims} of each head's {self.head_dim} dimensions are rotated; "
+                "expected all of them, as in every llama model"
+            )
+        factors = self.rope_frequency_factors
+        if factors is not None and factors.shape != (self.rotary.dims // 2,):
+            raise ModelError(
+                f"the rotary frequency factors have shape {list(factors.shape)}, expected [{self.rotary.dims // 2}]"
+            )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's canonical name and shape, in the order of computation; matrices are `[out, in]`."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = {
+            "attn_norm": (hidden,),
+            "q": (queries, hidden),
+            "k": (keys, hidden),
+            "v": (keys, hidden),
+            "o": (hidden, queries),
+            "mlp_norm": (hidden,),
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+        }
+        shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, hidden)}
+        shapes.update({f"layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()})
+        shapes["norm"] = (hidden,)
+        if not self.tied_embeddings:
+            shapes["lm_head"] = (self.vocab_size, hidden)
+        return shapes
+
+
+class LlamaWeights:
+    """The tensors of a model under their canonical names, as float32.
+
+    Args:
+        config: sizes; they decide which tensors there must be, and their shapes.
+        stored: canonical name → shape as found in the file.
+        read: loads the tensor with this canonical name; any dtype that converts to float32.
+        source: the file or folder, for errors.
+
+    Raises:
+        ModelError: a tensor is missing, not known, or of another shape than the config says.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        stored: Mapping[str, tuple[int, ...]],
+        read: Callable[[str], NDArray[Any]],
+        source: Path,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self._read = read
+        self._shapes = config.shapes()
+        unknown = sorted(stored.keys() - self._shapes.keys())
+        if unknown:
+            raise ModelError(
+                f"{source}: {len(unknown)} tensors are no part of a llama model without biases and experts: "
+                + _listed(unknown)
+            )
+        missing = [name for name in self._shapes if name not in stored]
+        if missing:
+            raise ModelError(f"{source}: {len(missing)} tensors are missing: {_listed(missing)}")
+        for name, expected in self._shapes.items():
+            if stored[name] != expected:
+                raise ModelError(f"{source}: tensor {name!r} has shape {list(stored[name])}, expected {list(expected)}")
+
+    def names(self) -> tuple[str, ...]:
+        """Canonical names of all tensors, in the order of computation."""
+        return tuple(self._shapes)
+
+    def tensor(self, name: str) -> FloatArray:
+        """Load one tensor: float32, C order, shape `config.shapes()[name]`; matrices are `[out, in]`.
+
+        Raises:
+            ModelError: the file does not hold what it announced, or values are not finite.
+        """
+        array: FloatArray = np.ascontiguousarray(self._read(name), dtype=np.float32)
+        expected = self._shapes[name]
+        if array.shape != expected:
+            raise ModelError(f"{self.source}: tensor {name!r} has shape {list(array.shape)}, expected {list(expected)}")
+        if not np.isfinite(array).all():
+            raise ModelError(f"{self.source}: tensor {name!r} holds values that are not finite")
+        return array
+
+
+def _listed(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
