@@ -1,0 +1,120 @@
+"""The command `edge-pc`.
+
+Every way out of it is here: an answer (0), wrong input (2), an environment that lacks something (3), Ctrl-C (130), a
+reader that went away (141, as the shell reports SIGPIPE), a fault of our own (1). Commands are imported when they are
+called, and import what is heavy when they run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from edge_pc._version import __version__
+from edge_pc.cli.clock import process_age_ms as process_age_ms  # imported first: it notes when the process started
+from edge_pc.errors import EdgePCError
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+# In the order of a newcomer's needs.
+_COMMANDS = {
+    "ask": "ask:ask",
+    "run": "run:run",
+    "encode": "encode:encode",
+    "schema": "schema:schema",
+    "cache": "cache:cache",
+    "pull": "models:pull",
+    "export": "models:export",
+    "doctor": "doctor:doctor",
+    "completion": "completion:completion",
+}
+
+EPILOG = """Every option can be set by a variable: EDGE_PC_MAX_TOKENS is --max-tokens. The command line wins.
+
+Exit codes: 0 done, 1 a fault of edge-pc, 2 wrong input, 3 the environment lacks something, 130 interrupted."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"edge_pc.cli.{module}"), name)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, "--version", prog_name="edge-pc", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Answers long prompts almost at once, by reusing what was computed for their parts.
+
+    Start with:  edge-pc pull smollm2;  edge-pc export smollm2;  edge-pc ask "What is this?" README.md
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `edge-pc` and return its exit code."""
+    from edge_pc.cli.output import prepare_streams
+
+    prepare_streams()
+    try:
+        # Click returns the exit code of --help and --version, and a command's own result.
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="edge-pc", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except (KeyboardInterrupt, click.Abort):
+        return _say(INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except click.ClickException as exc:
+        return _say(2, f"error: {exc.format_message()}", _usage_hint(exc))
+    except EdgePCError as exc:
+        return _fail(exc, exc.exit_code, f"error: {exc.message}", f"hint: {exc.hint}" if exc.hint else "")
+    except Exception as exc:
+        message = f"error: unexpected {type(exc).__name__}: {exc}"
+        return _fail(exc, 1, message, "hint: this is a fault of edge-pc; run again with -vv to see where")
+
+
+def _usage_hint(exc: click.ClickException) -> str:
+    context = getattr(exc, "ctx", None)
+    return f"hint: {context.command_path} --help lists what it takes" if context else ""
+
+
+def _fail(exc: Exception, code: int, *lines: str) -> int:
+    if _wants_traceback():
+        import traceback
+
+        traceback.print_exception(exc)
+    return _say(code, *lines)
+
+
+def _wants_traceback() -> bool:
+    """The command's own -vv: an `Output` was made with it, and set the log's level."""
+    import logging
+
+    return logging.getLogger("edge_pc").level == logging.DEBUG
+
+
+def _say(code: int, *lines: str) -> int:
+    # A person at a terminal may have half a line of an answer before this.
+    if code == INTERRUPTED and sys.stderr.isatty():
+        sys.stderr.write("\n")
+    for line in filter(None, lines):
+        sys.stderr.write(line + "\n")
+    return code

@@ -1,0 +1,85 @@
+"""How an answer and what it cost are shown, the same for `ask` and `run`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_pc.cli.output import Output
+    from edge_pc.cli.session import StartUp
+    from edge_pc.engine import Comparison
+    from edge_pc.generate import Result, Stats, Stream
+
+
+def show_stream(stream: Stream, output: Output, *, as_json: bool) -> Result:
+    """Write the answer as it comes (nothing yet with --json) and return the result."""
+    with closing(stream):
+        last = "\n"
+        for piece in stream:
+            if not as_json:
+                output.answer(piece)
+                last = piece[-1:] or last
+        if not as_json and last != "\n":
+            output.answer("\n")
+        return stream.result
+
+
+def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:
+    """The object that --json prints."""
+    value = {"text": result.text, "token_ids": result.token_ids, "stop": result.stop, "stats": asdict(result.stats)}
+    return value if comparison is None else {**value, "compare": asdict(comparison)}
+
+
+def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Output) -> None:
+    """What was reused, what was computed, how long each step took, and the whole wait since the process started.
+
+    Args:
+        submitted_ms: age of the process when the prompt was submitted.
+    """
+    rows = [
+        ("prompt", f"{stats.prompt_tokens} tokens: {stats.cached_tokens} cached, {stats.computed_tokens} computed"),
+        (
+            "first token",
+            f"{_ms(stats.ttft_ms)} after submission: parse {_ms(stats.parse_ms)}, "
+            f"assembly {_ms(stats.assembly_ms)}, forward {_ms(stats.forward_ms)}",
+        ),
+        (
+            "",
+            f"{_ms(submitted_ms + stats.ttft_ms)} after the process started: import {_ms(start_up.import_ms)}, "
+            f"model load {_ms(start_up.load_ms)}, then the above",
+        ),
+        ("answer", f"{stats.new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s"),
+    ]
+    output.note("")
+    for name, text in rows:
+        output.note(f"{name:<12} {text}")
+    if stats.modules:
+        states = [(module.path, module.tokens, "hit" if module.hit else f"miss: {module.reason}") for module in stats.modules]
+        output.table(["module", ">tokens", "states"], states, to_stderr=True)
+
+
+def show_comparison(comparison: Comparison, output: Output) -> None:
+    """Reuse against a full prefill, and against the limit: continuing the same tokens in place."""
+    full, in_place, ratio = comparison.full_ttft_ms, comparison.in_place_ttft_ms, comparison.ttft_ratio
+    output.note("")
+    output.table(
+        ["first token after", ">ms", ">times faster than full"],
+        [
+            ("full prefill", f"{full:.1f}", "1.0"),
+            ("stored states", f"{full / ratio:.1f}", f"{ratio:.1f}"),
+            ("in place (the limit)", f"{in_place:.1f}", f"{full / in_place:.1f}"),
+        ],
+        to_stderr=True,
+    )
+    same = "the same" if comparison.same_first_token else "another"
+    output.note(
+        f"against full prefill: first token {same}, largest logit difference {comparison.max_abs_logit_diff:.2g}, "
+        f"KL {comparison.kl:.2g}"
+    )
+
+
+def _ms(value: float) -> str:
+    """Milliseconds, with seconds from 10 s on."""
+    return f"{value / 1e3:.1f} s" if value >= 1e4 else f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"

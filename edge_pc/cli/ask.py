@@ -1,0 +1,44 @@
+"""`edge-pc ask`: a question about files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edge_pc.cli.options import (
+    EngineOptions,
+    GroupedCommand,
+    OutputOptions,
+    SamplingOptions,
+    ServingOptions,
+    engine_options,
+    json_option,
+    output_options,
+    sampling_options,
+    serving_options,
+)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("question", metavar="QUESTION|-")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@serving_options
+@sampling_options
+@engine_options
+@json_option
+@output_options
+def ask(
+    question: str,
+    files: tuple[Path, ...],
+    serving: ServingOptions,
+    sampling: SamplingOptions,
+    engine_options: EngineOptions,
+    as_json: bool,
+    output: OutputOptions,
+) -> None:
+    """Answer a question about text files.
+
+    Each file becomes a module (a big one several, cut at paragraphs), which is computed once and kept: the next question
+    about the same files starts almost at once. A QUESTION of - is read from stdin.
+    """

@@ -1,0 +1,179 @@
+"""What `edge-pc doctor` finds out: whether this machine and this environment can run edge_pc, and what is in the way.
+
+Each check looks at one thing and never raises. A backend's library is loaded in a child process (`probe.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edge_pc._version import __version__
+from edge_pc.units import format_size
+from edge_pc.machine import Machine, describe_machine
+
+DEFAULT_BACKEND = "onnx"
+_EXTRAS = {"llamacpp": ("llama_cpp", "llama-cpp-python")}
+_LIBRARIES = (
+    "numpy",
+    "onnxruntime",
+    "onnx",
+    "gguf",
+    "tokenizers",
+    "defusedxml",
+    "jinja2",
+    "click",
+    "rich",
+    "platformdirs",
+    "filelock",
+    "xxhash",
+)
+_LOW_DISK_BYTES = 2 << 30
+_PROBE_SECONDS = 120
+
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at (`cpu`, `backend onnx`, …).
+        status: `problem`: something that is needed does not work; `note`: worth knowing.
+        detail: what was found.
+        hint: what to do, empty when there is nothing to do.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    hint: str = ""
+
+
+def examine() -> list[Check]:
+    """All checks, from the ground up."""
+    machine = describe_machine()
+    return [
+        Check("edge-pc", "ok", __version__),
+        Check("python", "ok", f"{platform.python_implementation()} {platform.python_version()}"),
+        Check("system", "ok", f"{machine.system}, {machine.architecture}"),
+        _cpu(machine),
+        _cores(machine),
+        _memory(machine),
+        _libraries(),
+        *_home(),
+        _models(),
+        backend_check("onnx"),
+        backend_check("llamacpp"),
+    ]
+
+
+def works(checks: list[Check]) -> bool:
+    """Whether the default backend can be used: nothing that is needed is a problem."""
+    return all(check.status != "problem" for check in checks)
+
+
+def _cpu(machine: Machine) -> Check:
+    cpu = machine.cpu if machine.vendor in machine.cpu else f"{machine.vendor} {machine.cpu}"
+    sets = ", ".join(machine.instruction_sets) or "instruction sets unknown"
+    return Check("cpu", "ok", f"{cpu.strip() or 'unknown'} ({sets})")
+
+
+def _cores(machine: Machine) -> Check:
+    if machine.allowed_cores == machine.cores:
+        return Check("cores", "ok", f"{machine.cores}, all of them allowed")
+    return Check("cores", "note", f"{machine.allowed_cores} of {machine.cores} allowed (affinity or cgroup)")
+
+
+def _memory(machine: Machine) -> Check:
+    detail = format_size(machine.memory_bytes) if machine.memory_bytes else "unknown"
+    if machine.allowed_memory_bytes < machine.memory_bytes:
+        return Check("memory", "note", f"{format_size(machine.allowed_memory_bytes)} of {detail} allowed (cgroup)")
+    return Check("memory", "ok", detail)
+
+
+def _libraries() -> Check:
+    versions, missing = [], []
+    for name in _LIBRARIES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("libraries", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Check("libraries", "ok", ", ".join(versions))
+
+
+def _home() -> list[Check]:
+    from edge_pc.models import home
+
+    folder = home()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        checks = [Check("home", "ok", f"{folder}{'' if existing == folder else ' (made when needed)'}")]
+    else:
+        hint = "let EDGE_PC_HOME name a folder that you can write; until then every prompt is computed anew"
+        checks = [Check("home", "note", f"{folder} cannot be written", hint)]
+    free = shutil.disk_usage(existing).free
+    if free < _LOW_DISK_BYTES:
+        checks.append(Check("disk", "note", f"{format_size(free)} free", "states of 4096 tokens take 180 MiB and more"))
+    else:
+        checks.append(Check("disk", "ok", f"{format_size(free)} free"))
+    return checks
+
+
+def _models() -> Check:
+    from edge_pc.models import home
+
+    folders = sorted(path for path in (home() / "models").glob("*") if path.is_dir())
+    if not folders:
+        return Check("models", "note", "none yet", "edge-pc pull smollm2 && edge-pc export smollm2")
+    return Check("models", "ok", ", ".join(f"{folder.name} ({_holdings(folder)})" for folder in folders))
+
+
+def _holdings(folder: Path) -> str:
+    exports = sorted(spec.parent.name for spec in folder.glob("*/edge_pc.json"))
+    holdings = [*(["GGUF"] if any(folder.glob("*.gguf")) else []), *exports]
+    return ", ".join(holdings) or "empty"
+
+
+def backend_check(name: str) -> Check:
+    """Load a backend's library in a child process and compute with it."""
+    title = f"backend {name}"
+    package = _EXTRAS.get(name)
+    if package is not None and importlib.util.find_spec(package[0]) is None:
+        return Check(title, "note", f"not installed ({package[1]})", f'pip install "edge-prompt-cache[{name}]"')
+    failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "edge_pc.probe", name], capture_output=True, text=True, timeout=_PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "install its library again")
+    if child.returncode < 0:
+        return _killed(title, failed, -child.returncode)
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
+        return Check(title, failed, f"does not load: {lines[-1]}", "install its library again")
+    facts = json.loads(child.stdout.splitlines()[-1])
+    return Check(title, "ok", f"{facts.pop('version')}; " + "; ".join(f"{key}: {facts[key]}" for key in facts))
+
+
+def _killed(title: str, status: Status, number: int) -> Check:
+    name = signal.Signals(number).name
+    if number == signal.SIGILL:
+        return Check(
+            title, status, f"died of {name}: built for another CPU", "build its library from source on this machine"
+        )
+    return Check(title, status, f"died of {name}", "install its library again")
