@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
-from edge_pc.units import format_size
+from edge_pc.sizes import format_size
 from edge_pc.machine import Machine, describe_machine
 
 DEFAULT_BACKEND = "onnx"

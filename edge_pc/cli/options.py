@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edge_pc.units import parse_size
+from edge_pc.sizes import parse_size
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_pc.cli.clock import process_age_ms
-from edge_pc.units import format_size
+from edge_pc.sizes import format_size
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:

@@ -1,0 +1,57 @@
+# `make demo` and `make test` do everything on a fresh machine; called again, they work offline and skip what is done.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EDGE_PC := $(BIN)/edge-pc
+
+# The demo keeps its states apart, so that it always begins without any; the model goes where `edge-pc` looks for it.
+DEMO_STATES := .edge-pc-demo
+DEMO_FILES := docs/semantics.md
+DEMO_ASK := $(EDGE_PC) ask --cache-dir $(DEMO_STATES) --max-tokens 48 --stats
+
+.PHONY: demo test lint docs bench bench-quick clean
+
+demo: $(VENV)/.core
+	@echo "== Getting SmolLM2-135M-Instruct (93 MB) and making an ONNX model of it; both are kept"
+	@$(EDGE_PC) pull smollm2
+	@$(EDGE_PC) export smollm2
+	@rm -rf $(DEMO_STATES)
+	@echo "== A first question about $(DEMO_FILES): its text is computed, and what was computed is stored"
+	$(DEMO_ASK) "What is a module?" $(DEMO_FILES)
+	@echo "== A second question, in a new process: only the question is computed"
+	$(DEMO_ASK) "What is a union?" $(DEMO_FILES)
+	@echo "== Ask about your own files:  $(EDGE_PC) ask \"What is this about?\" FILE..."
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -q
+
+# mypy finds the mapped folders (export, backends, schemas) only where they lie below edge_pc.
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@rm -rf build/lint && mkdir -p build/lint
+	@cp -R edge_pc build/lint/ && cp -R export backends schemas build/lint/edge_pc/
+	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
+
+docs: $(VENV)/.core
+	$(BIN)/python docs/make_cli_reference.py
+
+bench: $(VENV)/.dev
+	$(EDGE_PC) bench
+
+bench-quick: $(VENV)/.dev
+	$(EDGE_PC) bench --quick
+
+clean:
+	rm -rf $(VENV) $(DEMO_STATES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+
+# A stamp is as new as the last installation: pip runs again only when pyproject.toml has changed.
+$(VENV)/.core: EXTRAS :=
+$(VENV)/.test: EXTRAS := [test]
+$(VENV)/.dev: EXTRAS := [dev]
+$(VENV)/.core $(VENV)/.test $(VENV)/.dev: pyproject.toml
+	@echo "== Installing edge-prompt-cache$(EXTRAS) into $(VENV) (only when pyproject.toml has changed)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(EXTRAS)"
+	@touch $@
