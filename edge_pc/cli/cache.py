@@ -1,0 +1,142 @@
+"""`edge-pc cache`: look at the stored KV states, check them, throw them away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge_pc.cli.ages import format_age, parse_age
+from edge_pc.cli.options import (
+    GroupedCommand,
+    OutputOptions,
+    cache_dir_option,
+    json_option,
+    option,
+    output_options,
+    reads,
+)
+from edge_pc.cli.output import Output
+from edge_pc.errors import OptionError
+from edge_pc.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from edge_pc.store import EntryInfo, StateStore
+
+# Enough of a key to tell entries apart, and the least that `rm` takes for one.
+_SHORT_KEY = 12
+_LEAST_KEY = 6
+
+
+@click.group()
+def cache() -> None:
+    """Look at the stored KV states, check them, remove them."""
+
+
+def _open_store(cache_dir: str | None) -> StateStore:
+    from edge_pc.store import StateStore
+
+    return StateStore(_folder(cache_dir))
+
+
+def _folder(cache_dir: str | None) -> Path:
+    from edge_pc.models import home
+
+    return Path(cache_dir) if cache_dir else home() / "states"
+
+
+@cache.command("ls", cls=GroupedCommand)
+@cache_dir_option
+@json_option
+@output_options
+def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
+    """List the stored states, the last used first."""
+    out = Output(output)
+    store = _open_store(cache_dir)
+    entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
+    store.close()
+    if as_json:
+        out.json({"entries": [_entry_as_json(entry) for entry in entries]})
+    elif not entries:
+        out.note(f"no states are stored in {_folder(cache_dir)}")
+    else:
+        now = time.time()
+        out.table(
+            ["key", "schema", "module", ">tokens", ">size", ">hits", "last used", "model"],
+            [
+                (
+                    entry.key[:_SHORT_KEY],
+                    entry.schema,
+                    entry.module,
+                    entry.tokens,
+                    format_size(entry.nbytes),
+                    entry.hits,
+                    format_age(now - entry.last_used),
+                    entry.model,
+                )
+                for entry in entries
+            ],
+        )
+
+
+def _entry_as_json(entry: EntryInfo) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**asdict(entry), "path": str(entry.path)}
+
+
+@cache.command(cls=GroupedCommand)
+@cache_dir_option
+def path(cache_dir: str | None) -> None:
+    """Print the folder of the stored states."""
+    click.echo(_folder(cache_dir))
+
+
+@cache.command(cls=GroupedCommand)
+@click.argument("what", metavar="[KEY|SCHEMA|SCHEMA/MODULE]...", nargs=-1)
+@option("--all", "everything", is_flag=True, help="All of them.")
+@option("--yes", is_flag=True, help="Do not ask.")
+@cache_dir_option
+@json_option
+@output_options
+def rm(
+    what: tuple[str, ...], everything: bool, yes: bool, cache_dir: str | None, as_json: bool, output: OutputOptions
+) -> None:
+    """Remove stored states: by key, of a schema, of a module and what is below it, or all.
+
+    The first characters of a key are enough. What is removed is computed again when it is needed.
+    """
+    if everything == bool(what):
+        raise click.UsageError("name what to remove, or give --all (and not both)")
+    out = Output(output)
+    store = _open_store(cache_dir)
+    entries = store.entries()
+    chosen = entries if everything else [entry for entry in entries if any(_matches(entry, name) for name in what)]
+    _check_all_found(what, chosen)
+    nbytes = sum(entry.nbytes for entry in chosen)
+    if chosen and not yes:
+        click.confirm(f"Remove {len(chosen)} stored states, {format_size(nbytes)}?", abort=True, err=True)
+    store.remove([entry.key for entry in chosen])
+    store.close()
+    if as_json:
+        out.json({"removed": [entry.key for entry in chosen], "bytes": nbytes})
+    else:
+        out.note(f"removed {len(chosen)} stored states, {format_size(nbytes)}")
+
+
+def _matches(entry: EntryInfo, name: str) -> bool:
+    path = f"{entry.schema}/{entry.module}"
+    by_key = len(name) >= _LEAST_KEY and entry.key.startswith(name)
+    return by_key or name == entry.schema or path == name or path.startswith(f"{name}/")
+
+
+def _check_all_found(names: Sequence[str], chosen: Sequence[EntryInfo]) -> None:
+    for name in names:
+        if not any(_matches(entry, name) for entry in chosen):
+            raise OptionError(
+                f"no stored states match {name!r}",
+                hint=f"edge-pc cache ls shows them; of a key give at least {_LEAST_KEY} characters",
+            )
