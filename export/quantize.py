@@ -126,7 +126,8 @@ def _least_squares_scale(units: FloatArray, steps: FloatArray) -> FloatArray:
     products = np.einsum("nb,nb->n", steps, units)
     usable = (squares > 0.0) & (products > 0.0)
     scale: FloatArray = np.ones_like(products)
-    return np.divide(products, squares, out=scale, where=usable)
+    np.divide(products, squares, out=scale, where=usable)
+    return scale
 
 
 def _squared_error(units: FloatArray, scale: FloatArray, zero: FloatArray, levels: FloatArray) -> FloatArray:

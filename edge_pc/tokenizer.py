@@ -1,0 +1,145 @@
+"""Text to token ids and back.
+
+Text given by a person or a file is *plain*: whatever it spells, it never becomes a control token. Only text that a
+chat template wrote goes through `encode_template`, where control tokens are recognised. Neither adds a BOS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_pc.errors import ModelError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads.
+
+    Attributes:
+        vocab_size: number of ids, added tokens included.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Without this, "<|im_end|>" in a person's text would end their turn.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = tokenizer.get_added_tokens_decoder()
+        self._control = {token.content: id_ for id_, token in added.items() if token.special}
+        self._control_ids = frozenset(self._control.values()) - {self._unknown_id()}
+        # Longest first, so that of two control tokens that start alike the longer one is recognised.
+        longest_first = sorted(self._control, key=len, reverse=True)
+        self._control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read `tokenizer.json` from an exported model.
+
+        Raises:
+            ModelError: the file is missing, or not a tokenizer.
+        """
+        import tokenizers
+
+        path = folder / TOKENIZER_FILE
+        if not path.is_file():
+            raise ModelError(f"{folder}: {TOKENIZER_FILE} is missing", hint="export the model again")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as exc:  # the library raises plain Exception
+            raise ModelError(
+                f"{path} is not a tokenizer that can be read: {exc}", hint="export the model again"
+            ) from exc
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text: control tokens in it stay text, and no BOS is added.
+
+        Raises:
+            ModelError: the tokenizer makes a control token of this text all the same.
+        """
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            id_ = next(id_ for id_ in ids if id_ in self._control_ids)
+            raise ModelError(f"plain text became the control token {self._tokenizer.id_to_token(id_)!r}")
+        return ids
+
+    def encode_template(self, text: str) -> list[int]:
+        """Ids of text that a chat template wrote: control tokens in it are recognised, and no BOS is added."""
+        if self._control_pattern is None:
+            return self.encode(text)
+        ids: list[int] = []
+        # With one group in the pattern, plain text and control tokens take turns.
+        for i, part in enumerate(self._control_pattern.split(text)):
+            if i % 2:
+                ids.append(self._control[part])
+            elif part:
+                ids += self.encode(part)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; control tokens are skipped, bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it (`<|im_end|>`, `Ġthe`), or None."""
+        id_: int | None = self._tokenizer.token_to_id(token)
+        return id_
+
+    def token_of(self, id_: int) -> str | None:
+        """How the vocabulary spells the token with this id, or None."""
+        token: str | None = self._tokenizer.id_to_token(id_)
+        return token
+
+    def is_control(self, id_: int) -> bool:
+        """Whether the id is that of a control token."""
+        return id_ in self._control_ids
+
+    def detokenizer(self) -> Detokenizer:
+        """A streaming decoder for one answer."""
+        return Detokenizer(self)
+
+    def _unknown_id(self) -> int | None:
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        return None if unknown is None else self.id_of(unknown)
+
+
+class Detokenizer:
+    """Turns ids that come one by one into text that only ever grows, in whole characters.
+
+    A character whose bytes are spread over several tokens is held back until it is complete. Some decoders look at
+    the neighbouring token, so a short window of ids before the new text is decoded along with it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._context = 0  # where the window starts; ids before `_given` are already in the text given out
+        self._given = 0
+
+    def push(self, id_: int) -> str:
+        """Add a token; the text that is certain now, often empty in the middle of a character."""
+        self._ids.append(id_)
+        text = self._pending()
+        if text.endswith("\ufffd"):
+            return ""
+        self._context, self._given = self._given, len(self._ids)
+        return text
+
+    def finish(self) -> str:
+        """The rest; bytes that never became a character are U+FFFD."""
+        text = self._pending()
+        self._context = self._given = len(self._ids)
+        return text
+
+    def _pending(self) -> str:
+        given = self._tokenizer.decode(self._ids[self._context : self._given])
+        return self._tokenizer.decode(self._ids[self._context :])[len(given) :]
