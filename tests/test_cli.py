@@ -1,0 +1,168 @@
+"""The command line without a model: help, options and variables, exit codes, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+import edge_pc
+from edge_pc.cli import cli, main
+from edge_pc.cli.ages import format_age, parse_age
+from edge_pc.errors import OptionError
+
+HEAVY = {
+    "numpy", "onnx", "onnxruntime", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers", "llama_cpp",
+    "sqlite3", "xxhash", "filelock", "platformdirs", "defusedxml", "subprocess", "asyncio", "importlib.metadata",
+}  # fmt: skip
+
+
+def edge_pc_command(arguments: Sequence[str], **settings: object) -> subprocess.CompletedProcess[bytes]:
+    """Run `edge-pc` in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "edge_pc", *arguments], capture_output=True, timeout=120, **settings)
+
+
+def every_command() -> list[click.Command]:
+    found, waiting = [], [cli]
+    while waiting:
+        command = waiting.pop()
+        found.append(command)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            waiting += [child for name in command.list_commands(context) if (child := command.get_command(context, name))]
+    return found
+
+
+@pytest.mark.parametrize("code", ["import edge_pc", "from edge_pc.cli import main; main(['--help'])"])
+def test_import_and_help_load_nothing_heavy(code: str) -> None:
+    check = f"import sys\n{code}\nprint(*sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+    child = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert child.stderr.split() == []
+
+
+def test_version_is_stated_once() -> None:
+    child = edge_pc_command(["--version"])
+    assert child.stdout.decode() == f"edge-pc {edge_pc.__version__}\n"
+    pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'dynamic = ["version"]' in pyproject
+    assert 'version = { attr = "edge_pc._version.__version__" }' in pyproject
+
+
+def test_public_names_exist() -> None:
+    for name in edge_pc.__all__:
+        assert getattr(edge_pc, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        edge_pc.Motor  # noqa: B018
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.list_commands(click.Context(cli)):
+        assert main([name, "--help"]) == 0
+    assert "Usage: edge-pc ask" in capsys.readouterr().out
+    for command in every_command():
+        assert command.help, command.name
+        assert all(not isinstance(p, click.Option) or p.help for p in command.params), command.name
+
+
+def test_every_option_has_the_variable_of_its_name() -> None:
+    for command in every_command():
+        for param in command.params:
+            if isinstance(param, click.Option) and "--version" not in param.opts:
+                long_name = next(name for name in param.opts if name.startswith("--"))
+                assert param.envvar == "EDGE_PC_" + long_name[2:].upper().replace("-", "_"), command.name
+
+
+def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
+    """A variable sets it for all of them, so it must not be a number here and a word there."""
+    kinds: dict[str, set[str]] = {}
+    for command in every_command():
+        for param in command.params:
+            if isinstance(param, click.Option) and param.envvar:
+                kinds.setdefault(str(param.envvar), set()).add(f"{param.type!r} {param.multiple} {param.is_flag}")
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["aks"], "No such command 'aks'"),
+        (["ask"], "Missing argument 'QUESTION|-'"),
+        (["ask", "Why?"], "Missing argument 'FILE...'"),
+        (["ask", "Why?", "a", "--threads", "0"], "--threads"),
+        (["ask", "Why?", "a", "--temperature", "warm"], "'warm' is not a valid float"),
+        (["ask", "Why?", "a", "--backend", "tpu"], "'onnx', 'llamacpp'"),
+        (["ask", "Why?", "a", "--max-cache-size", "2 apples"], "'2 apples' is not a size"),
+        (["cache", "rm"], "name what to remove, or give --all"),
+        (["cache", "rm", "--all", "abcdef"], "name what to remove, or give --all"),
+        (["run", "p.xml", "--text", "x"], "not both"),
+        (["run", "--text", "x"], "one --schema"),
+        (["run", "p.xml"], "p.xml cannot be read: No such file"),
+    ],
+)
+def test_wrong_usage_is_2_and_one_error(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_ages() -> None:
+    assert [parse_age(text) for text in ("90s", "15m", "1.5h", "30d", " 2 W ")] == [90, 900, 5400, 2592000, 1209600]
+    for text in ("", "5", "d", "5 years", "-1d", "1e3s"):
+        with pytest.raises(OptionError, match="is not an age"):
+            parse_age(text)
+    assert [format_age(s) for s in (0, 59, 60, 3599, 3600, 172799, 172800)] == [
+        "just now", "just now", "1 min ago", "59 min ago", "1 h ago", "47 h ago", "2 days ago",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_EDGE_PC_COMPLETE" in capsys.readouterr().out
+
+
+def test_completion_completes() -> None:
+    words = {"COMP_WORDS": "edge-pc cache l", "COMP_CWORD": "2", "_EDGE_PC_COMPLETE": "bash_complete"}
+    child = edge_pc_command([], env={**os.environ, **words})
+    assert child.stdout.decode().split() == ["plain,ls"]
+
+
+def test_sampling_options_are_those_of_the_api() -> None:
+    from edge_pc.cli.options import SamplingOptions
+    from edge_pc.sampling import Sampling
+
+    ask = cli.get_command(click.Context(cli), "ask")
+    assert ask is not None
+    defaults = {param.name: param.get_default(click.Context(ask)) for param in ask.params}
+    api = {field.name: field.default for field in fields(Sampling)}
+    assert [field.name for field in fields(SamplingOptions)] == list(api)
+    assert {name: defaults[name] or None for name in api} == {name: api[name] or None for name in api}
+
+
+def test_an_unexpected_fault_is_1_and_short(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("edge_pc.doctor.examine", broken)
+    assert main(["doctor"]) == 1
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"error: unexpected ZeroDivisionError: division by zero\nhint: .*-vv.*\n", captured.err)
+    assert main(["doctor", "-vv"]) == 1
+    assert "Traceback" in capsys.readouterr().err
