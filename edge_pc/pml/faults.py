@@ -1,0 +1,44 @@
+"""How the reading of PML says what is wrong: one exception with its place, its name and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from edge_pc.errors import PMLError
+from edge_pc.pml.model import Location
+
+# XML 1.0 (fifth edition), production 5, without the colon: what can stand as a tag or an attribute.
+_START = (
+    r"A-Z_a-z\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u200C-\u200D\u2070-\u218F"
+    r"\u2C00-\u2FEF\u3001-\uD7FF\uF900-\uFDCF\uFDF0-\uFFFD\U00010000-\U000EFFFF"
+)
+_NAME = re.compile(rf"[{_START}][{_START}\-.0-9\u00B7\u0300-\u036F\u203F-\u2040]*")
+
+
+def fault(
+    message: str, at: Location, *, name: str | None = None, among: Iterable[str] = (), hint: str | None = None
+) -> PMLError:
+    """The error for a fault at `at`; the nearest of the names `among` to `name` becomes its suggestion."""
+    return PMLError(
+        message,
+        source=at.source,
+        line=at.line or None,
+        column=at.column or None,
+        name=name,
+        nearest=nearest(name, among) if name is not None else None,
+        hint=hint,
+    )
+
+
+def nearest(name: str, among: Iterable[str]) -> str | None:
+    """The name that a person who wrote `name` most likely meant, or None when none is close; case is ignored."""
+    by_folded = {candidate.casefold(): candidate for candidate in among}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    return by_folded[close[0]] if close else None
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` can be written as a tag or an attribute: an XML name without a colon."""
+    return _NAME.fullmatch(text) is not None

@@ -1,0 +1,165 @@
+"""Reads XML into a tree that knows the place of everything, and refuses whatever is unsafe: DTDs, hence all entities.
+
+Comments and processing instructions vanish without splitting a text, CDATA is text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax import SAXParseException
+from xml.sax.handler import ContentHandler
+from xml.sax.xmlreader import Locator
+
+from defusedxml.common import DefusedXmlException
+from defusedxml.expatreader import DefusedExpatParser
+
+from edge_pc.errors import PMLError
+from edge_pc.pml.faults import fault
+from edge_pc.pml.model import Location
+
+# Deeper than any sensible schema; keeps everything that walks a tree within Python's stack.
+MAX_DEPTH = 64
+
+MARKUP_HINT = "code with < or & belongs in <![CDATA[ … ]]> or, in a schema, in a file of its own that src= names"
+# XML's white space; a no-break space, for example, is text.
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """A text between two tags; `at` is its first character that is not white space."""
+
+    text: str
+    at: Location
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element; `preserve` says whether `xml:space` preserves the white space of its own texts."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Element | Chars]
+    preserve: bool
+    at: Location
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        PMLError: the file cannot be read or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as exc:
+        raise PMLError(f"the file cannot be read: {exc.strerror or exc}", source=path) from exc
+    except UnicodeDecodeError as exc:
+        raise PMLError(
+            f"the file is not UTF-8: byte {exc.start} is 0x{exc.object[exc.start]:02x}",
+            source=path,
+            hint="save it as UTF-8",
+        ) from exc
+
+
+def read_xml(text: str, source: Path | None) -> Element:
+    """The root element of a document.
+
+    Raises:
+        PMLError: the text is not well-formed, has a DTD, or is nested too deeply.
+    """
+    text = text.removeprefix("\ufeff")
+    reader = _Reader(forbid_dtd=True)
+    handler = _TreeBuilder(source, reader)
+    reader.setContentHandler(handler)
+    try:
+        reader.feed(text)
+        reader.close()
+    except SAXParseException as exc:
+        at = Location(source, exc.getLineNumber() or 1, (exc.getColumnNumber() or 0) + 1)
+        raise fault(handler.explain(exc.getMessage()), at, hint=MARKUP_HINT) from exc
+    except DefusedXmlException as exc:
+        raise fault(
+            "a DOCTYPE is not allowed in PML, nor are entities that it would declare",
+            handler.here(),
+            hint="remove it and write the text itself; &lt; &gt; &amp; &quot; &apos; and &#…; need no declaration",
+        ) from exc
+    except UnicodeEncodeError as exc:
+        before = text[: exc.start]
+        at = Location(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise fault(f"U+{ord(text[exc.start]):04X} is half a character and cannot stand in a text", at) from exc
+    return handler.root
+
+
+class _Reader(DefusedExpatParser):  # type: ignore[misc]  # defusedxml has no types
+    """The safe SAX parser, told to hand over each line of text by itself, so that the text's place is known."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._parser.buffer_text = False
+
+
+class _TreeBuilder(ContentHandler):
+    """Builds the tree from SAX events."""
+
+    def __init__(self, source: Path | None, locator: Locator) -> None:
+        super().__init__()
+        self.root: Element
+        self._source = source
+        self._locator = locator
+        self._open: list[Element] = []
+        self._parts: list[str] = []
+        self._text_at: Location | None = None
+
+    def here(self) -> Location:
+        return Location(self._source, self._locator.getLineNumber() or 1, (self._locator.getColumnNumber() or 0) + 1)
+
+    def startElement(self, name: str, attrs: Any) -> None:
+        self._end_text()
+        at = self.here()
+        if len(self._open) == MAX_DEPTH:
+            raise fault(f"<{name}> is nested more than {MAX_DEPTH} levels deep", at, name=name)
+        attributes = dict(attrs)
+        space = attributes.pop("xml:space", None)
+        if space not in (None, "preserve", "default"):
+            raise fault(f'xml:space="{space}": expected "preserve" or "default"', at, name="xml:space")
+        inherited = self._open[-1].preserve if self._open else False
+        preserve = inherited if space is None else space == "preserve"
+        element = Element(name, attributes, [], preserve, at)
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def endElement(self, name: str) -> None:
+        self._end_text()
+        self._open.pop()
+
+    def characters(self, content: str) -> None:
+        if self._text_at is None and (blank := len(content) - len(content.lstrip(SPACE))) < len(content):
+            here = self.here()
+            self._text_at = Location(here.source, here.line, here.column + blank)
+        self._parts.append(content)
+
+    def explain(self, message: str) -> str:
+        """What the parser's `message` means here, with the element that is open where that helps."""
+        if message == "not well-formed (invalid token)":
+            message = "a bare < or &, an incomplete tag, or a character that XML does not have"
+        elif message == "no element found" and not self._open:
+            message = "there is no element"
+        elif self._open:
+            opened = f"<{self._open[-1].tag}>, opened in line {self._open[-1].at.line},"
+            if message == "mismatched tag":
+                message = f"{opened} is not closed before this end tag"
+            elif message in ("no element found", "unclosed token"):
+                message = f"the text ends before {opened} is closed"
+        return f"not well-formed: {message}"
+
+    def _end_text(self) -> None:
+        if self._parts:
+            self._open[-1].children.append(Chars("".join(self._parts), self._text_at or self.here()))
+        self._parts = []
+        self._text_at = None
