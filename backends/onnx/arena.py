@@ -1,0 +1,251 @@
+"""The arena: one KV buffer that a live context attends to, filled by mapping file pages over it or by copying.
+
+The arena is one anonymous mapping, seen by numpy and by ONNX Runtime alike: `[layers, 2, kv_heads, capacity, head_dim]`
+float32. Mapping puts the pages of a module's file over the arena's own (`MAP_FIXED | MAP_PRIVATE`), so that nothing is
+copied, prompts and processes share the pages, and a write never reaches the file.
+
+Invariant: cells are placed from slot 0 on, spans before the run, and no cell of a span is ever written to after it was
+placed. What the last prompt placed can therefore stay, and the next prompt only replaces what differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import IntArray, KVStates, Span
+from edge_pc.errors import ContextLengthError, OptionError, StatesError
+
+# Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte. From this number of
+# tokens on mapping is the faster one (README.md, "Map or copy", gives the command that measures it).
+MAP_FROM_TOKENS = 256
+
+ASSEMBLIES = ("auto", "map", "copy")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Cells `[start, stop)` of stored states, placed from `slot` on."""
+
+    states: KVStates
+    start: int
+    stop: int
+    slot: int
+    mapped: bool
+
+    def same_as(self, other: Piece) -> bool:
+        """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
+        mine = (self.start, self.stop, self.slot, self.mapped)
+        return self.states is other.states and mine == (other.start, other.stop, other.slot, other.mapped)
+
+
+class Arena:
+    """A KV buffer for `capacity` cells.
+
+    Args:
+        layers, kv_heads, head_dim: the model's.
+        capacity: cells; rounded up so that each head's row starts on a page.
+        assembly: `map`, `copy`, or `auto`: whichever is faster for each span.
+
+    Attributes:
+        kv: float32 `[layers, 2, kv_heads, capacity, head_dim]`, keys at index 0 of the second axis.
+        position_ids: int32 `[capacity]`, of the cells in each slot.
+        cells: slots in use, from 0 on.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, assembly: str = "auto") -> None:
+        if assembly not in ASSEMBLIES:
+            raise OptionError(f"assembly is {assembly!r}, expected one of {', '.join(ASSEMBLIES)}")
+        if assembly == "map" and not can_map():
+            raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
+        self._page_tokens = tokens_per_page(head_dim)
+        self.capacity = -(-capacity // self._page_tokens) * self._page_tokens
+        self._row_bytes = self.capacity * head_dim * 4
+        self._token_bytes = head_dim * 4
+        self._memory = _anonymous(layers * 2 * kv_heads * self._row_bytes)
+        shape = (layers, 2, kv_heads, self.capacity, head_dim)
+        self.kv: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32).reshape(shape)
+        self.position_ids: IntArray = np.zeros(self.capacity, dtype=np.int32)
+        self.cells = 0
+        self._pieces: list[Piece] = []
+        self._map_from = {"map": self._page_tokens, "copy": sys.maxsize, "auto": MAP_FROM_TOKENS}[assembly]
+        if not can_map():
+            self._map_from = sys.maxsize
+
+    def place(self, spans: Sequence[Span], *, exact: bool) -> None:
+        """Put the spans' cells into slots 0, 1, …; `exact`: by copying, in position order.
+
+        Raises:
+            StatesError: a file cannot be mapped.
+        """
+        pieces = in_position_order(spans) if exact else self._mapped_first(spans)
+        kept = _common_prefix(self._pieces, pieces)
+        self._unmap(self._pieces[kept:])
+        self._pieces = pieces[:kept]
+        for piece in pieces[kept:]:
+            self._map(piece) if piece.mapped else self._copy(piece)
+            self._pieces.append(piece)
+        self.cells = sum(piece.stop - piece.start for piece in pieces)
+
+    def append(self, position_ids: IntArray) -> slice:
+        """Take slots for cells that are computed next; returns their slots.
+
+        Raises:
+            ContextLengthError: there is no room for them.
+        """
+        slots = slice(self.cells, self.cells + len(position_ids))
+        if slots.stop > self.capacity:
+            raise ContextLengthError(f"{slots.stop} cells do not fit into a context of {self.capacity}")
+        self.position_ids[slots] = position_ids
+        self.cells = slots.stop
+        return slots
+
+    def trim(self, keep: int) -> None:
+        """Give memory of the slots behind the placed cells back to the system, all but the next `keep` slots."""
+        placed = sum(piece.stop - piece.start for piece in self._pieces)
+        first = -(-(placed + keep) // self._page_tokens) * self._page_tokens
+        if self.cells <= first:
+            return
+        used = -(-self.cells // self._page_tokens) * self._page_tokens
+        self.cells = placed
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for start in self._row_offsets():
+                offset, length = start + first * self._token_bytes, (used - first) * self._token_bytes
+                self._memory.madvise(mmap.MADV_DONTNEED, offset, length)
+
+    def _mapped_first(self, spans: Sequence[Span]) -> list[Piece]:
+        """Whole pages of large spans first, so that every slot they start at is a page's; the rest behind them.
+
+        A single span keeps its order, since its tail comes right behind its pages.
+        """
+        mapped: list[Piece] = []
+        copied: list[tuple[Span, int]] = []
+        slot = 0
+        for span in spans:
+            whole = span.tokens // self._page_tokens * self._page_tokens
+            if whole < self._map_from or span.start % self._page_tokens or not mappable(span.states):
+                copied.append((span, span.start))
+                continue
+            mapped.append(Piece(span.states, span.start, span.start + whole, slot, mapped=True))
+            slot += whole
+            if whole < span.tokens:
+                copied.append((span, span.start + whole))
+        pieces = mapped
+        for span, start in copied:
+            pieces.append(Piece(span.states, start, span.stop, slot, mapped=False))
+            slot += span.stop - start
+        return pieces
+
+    def _copy(self, piece: Piece) -> None:
+        slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
+        self.kv[:, :, :, slots] = piece.states.array[:, :, :, piece.start : piece.stop]
+        self.position_ids[slots] = piece.states.position_ids[piece.start : piece.stop]
+
+    def _map(self, piece: Piece) -> None:
+        states = piece.states
+        length = (piece.stop - piece.start) * self._token_bytes
+        file_row = states.array.shape[3] * self._token_bytes
+        file_start = states.offset + piece.start * self._token_bytes
+        base = self.kv.ctypes.data + piece.slot * self._token_bytes
+        try:
+            with open(states.path, "rb", buffering=0) as file:  # type: ignore[arg-type]
+                # A page behind the file's end would kill the process when it is touched.
+                if os.fstat(file.fileno()).st_size < states.offset + states.array.nbytes:
+                    raise OSError("the file is shorter than its states")
+                for row, start in enumerate(self._row_offsets()):
+                    _map_over(base + start, length, file.fileno(), file_start + row * file_row)
+        except OSError as exc:
+            self._unmap([piece])
+            raise StatesError(f"{states.path} cannot be mapped: {exc}", hint="use assembly 'copy'") from exc
+        slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
+        self.position_ids[slots] = states.position_ids[piece.start : piece.stop]
+
+    def _unmap(self, pieces: Sequence[Piece]) -> None:
+        """Put anonymous memory back in place of mapped pages."""
+        for piece in pieces:
+            if piece.mapped:
+                length = (piece.stop - piece.start) * self._token_bytes
+                base = self.kv.ctypes.data + piece.slot * self._token_bytes
+                for start in self._row_offsets():
+                    _map_over(base + start, length, -1, 0)
+
+    def _row_offsets(self) -> range:
+        return range(0, self.kv.nbytes, self._row_bytes)
+
+
+def tokens_per_page(head_dim: int) -> int:
+    """The smallest number of tokens whose rows of float32 `[tokens, head_dim]` fill whole pages."""
+    return int(np.lcm(mmap.PAGESIZE, head_dim * 4)) // (head_dim * 4)
+
+
+def mappable(states: KVStates) -> bool:
+    """Whether the states lie in a file, in the arena's own dtype, from a page's start on."""
+    return states.path is not None and states.array.dtype == np.float32 and states.offset % mmap.PAGESIZE == 0
+
+
+def in_position_order(spans: Sequence[Span]) -> list[Piece]:
+    """Cut the spans where another span's cells lie between theirs, and place all pieces by position."""
+    if not spans:
+        return []
+    owner = np.repeat(np.arange(len(spans)), [span.tokens for span in spans])
+    cell = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    order = np.argsort(np.concatenate([span.position_ids for span in spans]), kind="stable")
+    owner, cell = owner[order], cell[order]
+    starts = np.flatnonzero(np.diff(owner, prepend=-1) | (np.diff(cell, prepend=-1) - 1))
+    stops = np.append(starts[1:], len(cell))
+    return [
+        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=int(a), mapped=False)
+        for a, b in zip(starts, stops, strict=True)
+    ]
+
+
+def _common_prefix(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+    count = 0
+    for mine, theirs in zip(old, new, strict=False):
+        if not mine.same_as(theirs):
+            break
+        count += 1
+    return count
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """Private anonymous memory; pages come into being when they are written."""
+    if os.name == "nt":
+        return mmap.mmap(-1, nbytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, nbytes, flags=flags)
+
+
+def can_map() -> bool:
+    """Whether this system can put file pages over existing memory (Linux, macOS)."""
+    return sys.platform in ("linux", "darwin")
+
+
+@cache
+def _libc_mmap() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(3 * [ctypes.c_int]), ctypes.c_long]
+    return function
+
+
+_MAP_FIXED = 0x10  # the same on Linux and macOS; Python's mmap module does not name it
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def _map_over(address: int, length: int, fd: int, offset: int) -> None:
+    """Replace `length` bytes of memory at `address` by the file's pages from `offset`, or by anonymous ones (fd -1)."""
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if fd < 0 else 0)
+    result = _libc_mmap()(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+    if result == _MAP_FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

@@ -1,0 +1,178 @@
+"""The ONNX Runtime backend: an exported model, and contexts that each have an arena."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import (
+    MIN_COMPUTED_TOKENS,
+    BackendOptions,
+    DecodeStep,
+    IntArray,
+    KVLayout,
+    Logits,
+    Plan,
+    Prefill,
+    Progress,
+)
+from edge_pc.backends.onnx.arena import Arena, tokens_per_page
+from edge_pc.backends.onnx.session import Forward, open_session
+from edge_pc.errors import OptionError
+from edge_pc.model_spec import ModelSpec
+from edge_pc.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+# Tokens forwarded at a time. Results do not depend on it (DESIGN.md), peak memory does; larger ones are not faster.
+CHUNK_TOKENS = 512
+
+# Slots behind the placed cells whose memory stays with an idle context.
+IDLE_SLOTS = 512
+
+KV_STORAGE = ("float32", "float16")
+
+
+class OnnxBackend:
+    """An exported model, opened with ONNX Runtime.
+
+    Args:
+        folder: what `edge-pc export` wrote.
+        options: threads, execution provider, assembly, dtype of stored states.
+
+    Raises:
+        ModelError: the folder is no exported model, or the graph cannot be loaded.
+        MissingDependencyError: no such execution provider.
+        OptionError: an option's value is not known.
+    """
+
+    name = "onnx"
+
+    def __init__(self, folder: Path, options: BackendOptions = BackendOptions()) -> None:
+        if options.kv_storage not in KV_STORAGE:
+            raise OptionError(f"kv_storage is {options.kv_storage!r}, expected one of {', '.join(KV_STORAGE)}")
+        self.spec = ModelSpec.load(folder)
+        self.kv_layout = kv_layout(self.spec, options.kv_storage)
+        self.tokenizer = Tokenizer.load(folder)
+        template = folder / CHAT_TEMPLATE_FILE
+        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+        self._assembly = options.assembly
+        self._session = open_session(
+            folder, threads=options.threads, provider=options.provider, verbose=options.verbose
+        )
+        # Two forwards at once would share the same cores: one at a time is as fast, and each prompt's figures are its own.
+        self._running = threading.Lock()
+        self._idle: list[OnnxContext] = []
+
+    def new_context(self, capacity: int) -> OnnxContext:
+        """A context with room for at least `capacity` cells."""
+        with self._running:
+            for context in self._idle:
+                if context.capacity >= capacity:
+                    self._idle.remove(context)
+                    return context
+        return OnnxContext(self, self._session, self._running, capacity, self._assembly)
+
+    def take_back(self, context: OnnxContext) -> None:
+        """Keep one closed context: the cells that its last prompt placed are likely wanted again."""
+        with self._running:
+            self._idle = [context]
+
+    def decode(self, steps: Sequence[DecodeStep]) -> list[Logits]:
+        return [step.context.decode(step.token_id, step.position_id) for step in steps]  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._idle.clear()
+        del self._session
+
+
+class OnnxContext:
+    """One live prompt in its own arena."""
+
+    def __init__(
+        self,
+        backend: OnnxBackend,
+        session: onnxruntime.InferenceSession,
+        running: threading.Lock,
+        capacity: int,
+        assembly: str,
+    ) -> None:
+        spec = backend.spec
+        self._backend = backend
+        self._running = running
+        self._arena = Arena(spec.layers, spec.kv_heads, spec.head_dim, capacity, assembly)
+        self._forward = Forward(session, spec, self._arena)
+        self._dtype = np.dtype(backend.kv_layout.dtype)
+
+    @property
+    def capacity(self) -> int:
+        return self._arena.capacity
+
+    def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+        """Place the plan's spans, compute its run; the logits are of the run's last token."""
+        started = time.perf_counter()
+        self._arena.place(plan.spans, exact=plan.exact)
+        placed = time.perf_counter()
+        first = self._arena.cells
+        for part in chunks(len(plan.token_ids)):
+            with self._running:
+                logits = self._forward(plan.token_ids[part], plan.position_ids[part])
+            if progress:
+                progress(part.stop - part.start)
+        return Prefill(
+            logits,
+            computed_tokens=self._arena.cells - first,
+            assembly_ms=(placed - started) * 1e3,
+            forward_ms=(time.perf_counter() - placed) * 1e3,
+        )
+
+    def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
+        if len(plan.token_ids) < MIN_COMPUTED_TOKENS:
+            # A second row makes it the kernel of longer runs; the first never sees it.
+            plan = Plan(plan.spans, np.repeat(plan.token_ids, 2), plan.position_ids[[0, 0]] + np.int32([0, 1]))
+        self.prefill(plan, progress)
+        layout = self._backend.kv_layout
+        states = np.zeros(layout.array_shape(len(keep)), dtype=self._dtype)
+        states[:, :, :, : len(keep)] = self._arena.kv[:, :, :, plan.cached_tokens + keep]
+        return states
+
+    def decode(self, token_id: int, position_id: int) -> Logits:
+        """Compute one more token behind all present cells; logits float32 `[vocab]`."""
+        with self._running:
+            return self._forward(np.array([token_id], dtype=np.int32), np.array([position_id], dtype=np.int32))
+
+    def close(self) -> None:
+        self._arena.trim(IDLE_SLOTS)
+        self._backend.take_back(self)
+
+
+def kv_layout(spec: ModelSpec, dtype: str) -> KVLayout:
+    """`[layers, 2, kv_heads, tokens, head_dim]`, each head's tokens starting on a page."""
+    page_tokens = tokens_per_page(spec.head_dim)
+    return KVLayout(
+        name=f"onnx-1-{dtype}-{page_tokens}",
+        dtype=dtype,
+        shape=(spec.layers, 2, spec.kv_heads, 1, spec.head_dim),
+        token_axis=3,
+        token_multiple=page_tokens,
+    )
+
+
+def chunks(tokens: int) -> Iterator[slice]:
+    """Cuts a run into chunks, none of them a single token unless the run is (one row has another kernel)."""
+    start = 0
+    while start < tokens:
+        stop = min(start + CHUNK_TOKENS, tokens)
+        if tokens - stop == 1:
+            stop -= 1
+        yield slice(start, stop)
+        start = stop

@@ -1,0 +1,223 @@
+"""What is encoded together, what it attends to meanwhile, and the key that its KV states are stored under.
+
+A module is encoded attending to its *guaranteed context*: all cells that are surely present whenever it is, that is the
+text before it of the schema and of its enclosing modules. Siblings may be absent, so it does not see them; members of a
+scaffold do see each other, in a joint encoding that serves prompts which import all of them.
+
+Because a module's own cells and its context are each in position order, and all of the context lies before it, an
+encoding is plain causal prefill over past cells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edge_pc.backends.base import IntArray
+from edge_pc.errors import OptionError
+from edge_pc.layout import ROOT, ModuleLayout, ScaffoldLayout, SchemaLayout
+
+EncodingRule = Literal["guaranteed", "isolated"]
+Placeholder = Literal["nothing", "unk", "default"]
+
+ENCODING_RULES: tuple[EncodingRule, ...] = ("guaranteed", "isolated")
+PLACEHOLDERS: tuple[Placeholder, ...] = ("nothing", "unk", "default")
+
+_KEY_FORMAT = "edge-pc-states-1"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingOptions:
+    """How schemas are encoded.
+
+    Attributes:
+        rule: `guaranteed` context, or `isolated`: each module alone, as in the paper.
+        placeholder: what stands in a parameter's slot while its module is encoded: `nothing` (a gap in the positions),
+            `unk` tokens (the paper's choice), or the parameter's own `default` text (nothing where it has none).
+        unk_id: the token for `unk`; None when the model has none.
+    """
+
+    rule: EncodingRule = "guaranteed"
+    placeholder: Placeholder = "nothing"
+    unk_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in ENCODING_RULES:
+            raise OptionError(f"encoding is {self.rule!r}, expected one of {', '.join(ENCODING_RULES)}")
+        if self.placeholder not in PLACEHOLDERS:
+            raise OptionError(f"placeholder is {self.placeholder!r}, expected one of {', '.join(PLACEHOLDERS)}")
+        if self.placeholder == "unk" and self.unk_id is None:
+            raise OptionError("placeholder 'unk': this model has no <unk> token", hint="use placeholder 'nothing'")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """The first `tokens` cells of the single encoding of module `path`."""
+
+    path: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """Modules whose own text is encoded in one run.
+
+    Attributes:
+        paths: the modules, one unless a scaffold joins several; `ROOT` is the schema's anonymous text.
+        token_ids, position_ids: int32 `[n]`, of the run, placeholders included, positions ascending.
+        keep: int32 indices into the run: the cells that are stored, all but placeholders.
+        context: what the run attends to besides itself, in position order.
+        key: hash over all that the states depend on.
+    """
+
+    paths: tuple[str, ...]
+    token_ids: IntArray
+    position_ids: IntArray
+    keep: IntArray
+    context: tuple[Context, ...]
+    key: str
+
+    @property
+    def tokens(self) -> int:
+        """The number of cells that are stored."""
+        return len(self.keep)
+
+    @property
+    def kept_token_ids(self) -> IntArray:
+        return self.token_ids[self.keep]
+
+    @property
+    def kept_position_ids(self) -> IntArray:
+        return self.position_ids[self.keep]
+
+
+class SchemaEncodings:
+    """The encodings of one schema for one model.
+
+    Args:
+        layout: the schema with its positions.
+        identity: what the states depend on besides tokens and positions: the model's fingerprint and the KV layout.
+        options: how to encode.
+    """
+
+    def __init__(self, layout: SchemaLayout, identity: tuple[str, ...], options: EncodingOptions) -> None:
+        self._layout = layout
+        self._identity = identity
+        self._options = options
+        self._scaffolds = self._applicable_scaffolds()
+        self._made: dict[tuple[str, ...], Encoding] = {}
+
+    def of_prompt(self, modules: Collection[str]) -> list[Encoding]:
+        """The encodings that serve a prompt which imports `modules`; text with `cache="false"` is in none of them."""
+        return list(self._below(ROOT, frozenset(modules)))
+
+    def of_schema(self) -> list[Encoding]:
+        """The encodings to make in advance: each module's own, and a joint one for each scaffold and for all together.
+
+        The only module of a schema has the joint encoding with the anonymous text alone: it is imported or nothing is.
+        """
+        singles = [] if self._has_only_module() else [path for path in self._layout.modules if self._cached(path)]
+        groups = [(path,) for path in singles]
+        for scope in dict.fromkeys(scaffold.scope for scaffold in self._scaffolds):
+            here = [scaffold for scaffold in self._scaffolds if scaffold.scope == scope]
+            choices = [[scaffold] for scaffold in here] + ([here] if len(here) > 1 else [])
+            groups += [self._joined(scope, [m for scaffold in choice for m in scaffold.members]) for choice in choices]
+        encodings = [self._encoding(group) for group in groups]
+        return [encoding for encoding in encodings if encoding.tokens]
+
+    def single(self, path: str) -> Encoding:
+        """The encoding of one module alone."""
+        return self._encoding((path,))
+
+    def _below(self, path: str, present: frozenset[str]) -> Iterator[Encoding]:
+        group = self._group(path, present)
+        if self._cached(path):
+            encoding = self._encoding(group)
+            if encoding.tokens:
+                yield encoding
+        for child, module in self._layout.modules.items():
+            if child in present and child not in group and module.parent in group:
+                yield from self._below(child, present)
+
+    def _group(self, path: str, present: frozenset[str]) -> tuple[str, ...]:
+        """`path` and the modules that scaffolds join to it, given which modules are present."""
+        joined: list[str] = []
+        for scaffold in self._scaffolds:
+            if scaffold.scope == path and present.issuperset(scaffold.members):
+                for member in scaffold.members:
+                    joined += self._group(member, present)
+        return self._joined(path, joined)
+
+    def _joined(self, scope: str, members: list[str]) -> tuple[str, ...]:
+        return (scope, *dict.fromkeys(members))
+
+    def _encoding(self, group: tuple[str, ...]) -> Encoding:
+        if group not in self._made:
+            self._made[group] = self._make(group)
+        return self._made[group]
+
+    def _make(self, group: tuple[str, ...]) -> Encoding:
+        cells = sorted(cell for path in group for cell in self._cells(self._layout.modules[path]))
+        position_ids = np.array([position for position, _, _ in cells], dtype=np.int32)
+        token_ids = np.array([token for _, token, _ in cells], dtype=np.int32)
+        keep = np.array([index for index, (_, _, kept) in enumerate(cells) if kept], dtype=np.int32)
+        context = self._context(group[0], position_ids)
+        key = self._key(token_ids, position_ids, keep, context)
+        return Encoding(group, token_ids, position_ids, keep, context, key)
+
+    def _cells(self, module: ModuleLayout) -> Iterator[tuple[int, int, bool]]:
+        """(position, token, whether it is stored) of a module's own text and of what stands in its slots."""
+        for token, position in zip(module.token_ids.tolist(), module.position_ids.tolist(), strict=True):
+            yield position, token, True
+        for slot in module.slots:
+            placeholder: tuple[int, ...] = ()
+            if self._options.placeholder == "default":
+                placeholder = slot.default_ids or ()
+            elif self._options.placeholder == "unk" and self._options.unk_id is not None:
+                placeholder = (self._options.unk_id,) * slot.length
+            for position, token in enumerate(placeholder, slot.start):
+                yield position, token, False
+
+    def _context(self, path: str, position_ids: IntArray) -> tuple[Context, ...]:
+        if self._options.rule == "isolated" or not len(position_ids):
+            return ()
+        above = [self.single(ancestor) for ancestor in self._layout.ancestors(path)]
+        counts = [int(np.searchsorted(encoding.kept_position_ids, position_ids[0])) for encoding in above]
+        return tuple(Context(e.paths[0], count) for e, count in zip(above, counts, strict=True) if count)
+
+    def _key(
+        self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Context, ...]
+    ) -> str:
+        """Hash of a run and of everything it attends to, chained through the contexts' own.
+
+        Of a context only the part that is attended to counts: an edit behind it changes nothing here.
+        """
+        digest = hashlib.blake2b(digest_size=20)
+        for part in (_KEY_FORMAT, *self._identity):
+            digest.update(part.encode() + b"\0")
+        for above in context:
+            encoding = self.single(above.path)
+            stop = int(encoding.keep[above.tokens - 1]) + 1
+            prefix = (encoding.token_ids[:stop], encoding.position_ids[:stop], encoding.keep[: above.tokens])
+            digest.update(f"context {self._key(*prefix, encoding.context)}\0".encode())
+        for array in (token_ids, position_ids, keep):
+            digest.update(f"{len(array)}\0".encode() + array.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    def _cached(self, path: str) -> bool:
+        return self._layout.modules[path].cache
+
+    def _has_only_module(self) -> bool:
+        return any(scaffold.scope == ROOT and not scaffold.name for scaffold in self._scaffolds)
+
+    def _applicable_scaffolds(self) -> tuple[ScaffoldLayout, ...]:
+        """The declared scaffolds, or one around the only module of a schema: nothing else can be there or not."""
+        declared = self._layout.scaffolds
+        paths = [path for path in self._layout.modules if path != ROOT]
+        if declared or len(paths) != 1 or not self._cached(paths[0]) or self._options.rule == "isolated":
+            return tuple(scaffold for scaffold in declared if self._cached(scaffold.scope))
+        return (ScaffoldLayout("", ROOT, (paths[0],)),)

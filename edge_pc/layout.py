@@ -1,0 +1,233 @@
+"""Gives every token of a schema its position (paper, section 3.3).
+
+Document order; a module starts where what precedes it ends; the members of a union share a start and the union takes
+the longest; a parameter takes as many positions as its length says. Gaps arise where a prompt leaves a module out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge_pc.backends.base import IntArray
+from edge_pc.chat import ChatTemplate
+from edge_pc.errors import ContextLengthError, PMLError
+from edge_pc.pml.model import Module, Node, Parameter, Role, Scaffold, Schema, Text, Turn, Union
+from edge_pc.tokenizer import Tokenizer
+
+# Anonymous text behind the last module (as a chat template's closing marks) is computed with the free text when it is
+# at most this long: a few more rows of one run cost less than a span, and the text sees all that was imported.
+CLOSING_TOKENS = 8
+
+ROOT = ""  # the path of the schema itself: the owner of anonymous text
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter's positions `[start, start + length)`; `default_ids` are its default text's tokens, or None."""
+
+    name: str
+    start: int
+    length: int
+    space_before: bool
+    default_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleLayout:
+    """Where a module's own text lies; nested modules have layouts of their own.
+
+    Attributes:
+        path: names joined by `/`; `ROOT` for the schema's anonymous text.
+        parent: the enclosing module's path; None for the root.
+        start, length: positions that the module takes, nested modules and parameters included.
+        token_ids, position_ids: int32 `[n]`, of its own text, positions ascending.
+        slots: its parameters.
+        cache: whether its states are stored.
+    """
+
+    path: str
+    parent: str | None
+    start: int
+    length: int
+    token_ids: IntArray
+    position_ids: IntArray
+    slots: tuple[Slot, ...]
+    cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScaffoldLayout:
+    """A scaffold: the enclosing module's path and its members' paths."""
+
+    name: str
+    scope: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchemaLayout:
+    """A schema with its tokens and positions.
+
+    Attributes:
+        schema: the document.
+        modules: path → layout, the root first, in document order.
+        scaffolds: in document order.
+        closing_ids: short anonymous text behind the last module; computed with each prompt, so in no module's cells.
+        length: positions that the schema takes, closing text included.
+        roles: of its chat tags, in order.
+    """
+
+    schema: Schema
+    modules: dict[str, ModuleLayout]
+    scaffolds: tuple[ScaffoldLayout, ...]
+    closing_ids: tuple[int, ...]
+    length: int
+    roles: tuple[Role, ...]
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    def ancestors(self, path: str) -> list[str]:
+        """Paths of the enclosing modules, the root first; `path` itself is not among them."""
+        above: list[str] = []
+        parent = self.modules[path].parent
+        while parent is not None:
+            above.append(parent)
+            parent = self.modules[parent].parent
+        return above[::-1]
+
+
+def lay_out(
+    schema: Schema, tokenizer: Tokenizer, template: ChatTemplate, *, bos_id: int | None, max_positions: int
+) -> SchemaLayout:
+    """Tokenize a schema and give every token its position.
+
+    Args:
+        bos_id: put at position 0, unless None.
+        max_positions: of the model.
+
+    Raises:
+        ContextLengthError: the schema is longer; the message lists each part's tokens.
+        PMLError: a parameter's default text is longer than the parameter.
+        ModelError: chat tags, and the model has no chat template.
+    """
+    walk = _Walk(tokenizer, template)
+    if bos_id is not None:
+        walk.owner(ROOT).append([bos_id], 0)
+    length = walk.nodes(schema.children, ROOT, 1 if bos_id is not None else 0)
+    if length > max_positions:
+        raise ContextLengthError(
+            f"schema {schema.name!r} takes {length} positions, the model has {max_positions}:\n"
+            + "\n".join(f"  {tokens:6d}  {path or '(anonymous text)'}" for path, tokens in walk.parts().items()),
+            hint="shorten modules, or put alternatives into a union so that they share positions",
+        )
+    closing = walk.take_closing()
+    walk.owner(ROOT).length = length
+    modules = {path: owner.layout(path) for path, owner in walk.owners.items()}
+    return SchemaLayout(schema, modules, tuple(walk.scaffolds), closing, length, tuple(walk.roles))
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A module while its text is being laid out."""
+
+    parent: str | None
+    start: int
+    cache: bool
+    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    position_ids: list[int] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+
+    def append(self, token_ids: Sequence[int], start: int) -> int:
+        self.token_ids += token_ids
+        self.position_ids += range(start, start + len(token_ids))
+        return start + len(token_ids)
+
+    def layout(self, path: str) -> ModuleLayout:
+        return ModuleLayout(
+            path, self.parent, self.start, self.length,
+            np.array(self.token_ids, dtype=np.int32), np.array(self.position_ids, dtype=np.int32),
+            tuple(self.slots), self.cache,
+        )  # fmt: skip
+
+
+class _Walk:
+    """Walks a schema in document order; each method takes the next free position and returns the one after."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self.owners: dict[str, _Owner] = {ROOT: _Owner(None, 0, cache=True)}
+        self.scaffolds: list[ScaffoldLayout] = []
+        self.roles: list[Role] = []
+        self._last_module_end = 0
+
+    def owner(self, path: str) -> _Owner:
+        return self.owners[path]
+
+    def nodes(self, nodes: Sequence[Node], path: str, start: int) -> int:
+        for node in nodes:
+            start = self._node(node, path, start)
+        return start
+
+    def _node(self, node: Node, path: str, start: int) -> int:
+        if isinstance(node, Text):
+            return self.owner(path).append(self._tokenizer.encode(node.text), start)
+        if isinstance(node, Parameter):
+            self.owner(path).slots.append(self._slot(node, start))
+            return start + node.length
+        if isinstance(node, Module):
+            return self._module(node, path, start)
+        if isinstance(node, Union):
+            return max(self._module(member, path, start) for member in node.members)
+        if isinstance(node, Scaffold):
+            self.scaffolds.append(ScaffoldLayout(node.name, path, tuple(m.path for m in node.members)))
+            return self.nodes(node.children, path, start)
+        return self._turn(node, path, start)
+
+    def _module(self, module: Module, parent: str, start: int) -> int:
+        owner = self.owners[module.path] = _Owner(parent, start, module.cache)
+        end = self.nodes(module.children, module.path, start)
+        owner.length = end - start
+        self._last_module_end = max(self._last_module_end, end)
+        return end
+
+    def _turn(self, turn: Turn, path: str, start: int) -> int:
+        affixes = self._template.affixes(turn.role, first=not self.roles)
+        self.roles.append(turn.role)
+        start = self.owner(path).append(self._tokenizer.encode_template(affixes.prefix), start)
+        start = self.nodes(turn.children, path, start)
+        return self.owner(path).append(self._tokenizer.encode_template(affixes.suffix), start)
+
+    def _slot(self, parameter: Parameter, start: int) -> Slot:
+        default = None
+        if parameter.default is not None:
+            text = " " + parameter.default if parameter.space_before else parameter.default
+            default = tuple(self._tokenizer.encode(text))
+            if len(default) > parameter.length:
+                raise PMLError(
+                    f"the default text of parameter {parameter.name!r} has {len(default)} tokens, "
+                    f"its length is {parameter.length}",
+                    source=parameter.at.source, line=parameter.at.line, column=parameter.at.column,
+                    name=parameter.name, hint=f"set the length to at least {len(default)}, or shorten the text",
+                )  # fmt: skip
+        return Slot(parameter.name, start, parameter.length, parameter.space_before, default)
+
+    def take_closing(self) -> tuple[int, ...]:
+        """Cut short anonymous text behind the last module off the root's cells."""
+        root = self.owner(ROOT)
+        count = sum(position >= self._last_module_end for position in root.position_ids)
+        if not self._last_module_end or not 0 < count <= CLOSING_TOKENS:
+            return ()
+        closing = tuple(root.token_ids[-count:])
+        del root.token_ids[-count:], root.position_ids[-count:]
+        return closing
+
+    def parts(self) -> dict[str, int]:
+        """Positions of every module, and the number of tokens of the anonymous text."""
+        return {path: owner.length if path else len(owner.token_ids) for path, owner in self.owners.items()}
