@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
-from edge_pc.sizes import format_size
 from edge_pc.machine import Machine, describe_machine
+from edge_pc.sizes import format_size
 
 DEFAULT_BACKEND = "onnx"
 _EXTRAS = {"llamacpp": ("llama_cpp", "llama-cpp-python")}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,7 +36,9 @@ def every_command() -> list[click.Command]:
         found.append(command)
         if isinstance(command, click.Group):
             context = click.Context(command)
-            waiting += [child for name in command.list_commands(context) if (child := command.get_command(context, name))]
+            waiting += [
+                child for name in command.list_commands(context) if (child := command.get_command(context, name))
+            ]
     return found
 
 

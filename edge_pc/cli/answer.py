@@ -6,11 +6,40 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from edge_pc.cli.clock import process_age_ms
+
 if TYPE_CHECKING:
+    from edge_pc.cli.options import SamplingOptions, ServingOptions
     from edge_pc.cli.output import Output
     from edge_pc.cli.session import StartUp
-    from edge_pc.engine import Comparison
+    from edge_pc.engine import Comparison, Engine
     from edge_pc.generate import Result, Stats, Stream
+    from edge_pc.pml import Prompt
+
+
+def answer(
+    engine: Engine,
+    prompt: Prompt,
+    sampling: SamplingOptions,
+    serving: ServingOptions,
+    start_up: StartUp,
+    output: Output,
+    *,
+    as_json: bool,
+) -> None:
+    """Answer a prompt whose schema is loaded, and show what the options ask for."""
+    submitted_ms = process_age_ms()
+    stream = engine.stream(
+        prompt, sampling.build(), use_cache=not serving.no_cache, exact=serving.exact, strict=serving.strict
+    )
+    result = show_stream(stream, output, as_json=as_json)
+    comparison = engine.compare(prompt, exact=serving.exact) if serving.compare else None
+    if as_json:
+        output.json(result_as_json(result, comparison))
+    if serving.stats:
+        show_stats(result.stats, start_up, submitted_ms, output)
+    if comparison is not None and not as_json:
+        show_comparison(comparison, output)
 
 
 def show_stream(stream: Stream, output: Output, *, as_json: bool) -> Result:
@@ -56,7 +85,9 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
     for name, text in rows:
         output.note(f"{name:<12} {text}")
     if stats.modules:
-        states = [(module.path, module.tokens, "hit" if module.hit else f"miss: {module.reason}") for module in stats.modules]
+        states = [
+            (module.path, module.tokens, "hit" if module.hit else f"miss: {module.reason}") for module in stats.modules
+        ]
         output.table(["module", ">tokens", "states"], states, to_stderr=True)
 
 

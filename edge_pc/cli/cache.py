@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_pc.cli.ages import format_age, parse_age
+from edge_pc.cli.ages import format_age
 from edge_pc.cli.options import (
     GroupedCommand,
     OutputOptions,
@@ -17,11 +17,10 @@ from edge_pc.cli.options import (
     json_option,
     option,
     output_options,
-    reads,
 )
 from edge_pc.cli.output import Output
 from edge_pc.errors import OptionError
-from edge_pc.sizes import format_size, parse_size
+from edge_pc.sizes import format_size
 
 if TYPE_CHECKING:
     from edge_pc.store import EntryInfo, StateStore

@@ -12,9 +12,6 @@ from edge_pc.cli.options import (
     json_option,
     output_options,
 )
-from edge_pc.cli.output import Output
-from edge_pc.cli.session import open_engine
-from edge_pc.sizes import format_size
 
 
 @click.command(cls=GroupedCommand)

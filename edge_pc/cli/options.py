@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edge_pc.sizes import parse_size
 from edge_pc.errors import OptionError
+from edge_pc.sizes import parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,9 +236,7 @@ sampling_options = _grouped(
         metavar="T",
         default=0.0,
     ),
-    _sampling(
-        "--top-k", "Only the K likeliest tokens; 0: all.", type=click.IntRange(0), metavar="K", default=0
-    ),
+    _sampling("--top-k", "Only the K likeliest tokens; 0: all.", type=click.IntRange(0), metavar="K", default=0),
     _sampling(
         "--top-p",
         "Only the likeliest tokens that add up to P.",

@@ -109,7 +109,9 @@ def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as exc:
-        raise OptionError(f"{path} cannot be read: {exc.strerror}", hint="name a prompt's file, or - for stdin") from exc
+        raise OptionError(
+            f"{path} cannot be read: {exc.strerror}", hint="name a prompt's file, or - for stdin"
+        ) from exc
     except UnicodeDecodeError as exc:
         raise OptionError(f"{path} is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
 

@@ -2,23 +2,208 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, model_option, output_options
-from edge_pc.cli.output import Output, read_stdin
+from edge_pc.cli.output import Output, console, read_stdin
+from edge_pc.errors import EdgePCError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from edge_pc.layout import SchemaLayout
+    from edge_pc.encoding import SchemaEncodings
+    from edge_pc.layout import ModuleLayout, SchemaLayout, Slot
     from edge_pc.model_spec import ModelSpec
-    from edge_pc.pml import Node, Schema
-    from edge_pc.tokenizer import Tokenizer
+    from edge_pc.pml import Module, Node
+    from edge_pc.seams import Seam
+
+ANONYMOUS = "(anonymous text)"
+_SHOWN_CHARACTERS = 24
 
 
 @click.group()
 def schema() -> None:
     """Check a schema, or show its modules, positions and lengths."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """A schema as a model sees it."""
+
+    layout: SchemaLayout
+    encodings: SchemaEncodings
+    seams: list[Seam]
+    spec: ModelSpec
+
+    @classmethod
+    def read(cls, source: str, model: str) -> Explained:
+        """Read a schema from a file or stdin (-) and lay it out for a model. No weights are loaded."""
+        from edge_pc.encoding import EncodingOptions, SchemaEncodings
+        from edge_pc.layout import lay_out
+        from edge_pc.pml import load_schema, parse_schema
+        from edge_pc.seams import find_seams
+
+        schema = parse_schema(read_stdin()) if source == "-" else load_schema(Path(source))
+        spec, tokenizer, template = _text_side(model)
+        layout = lay_out(schema, tokenizer, template, bos_id=spec.bos_id, max_positions=spec.max_positions)
+        return cls(layout, SchemaEncodings(layout, (), EncodingOptions()), find_seams(schema, tokenizer), spec)
+
+    def sees(self, path: str) -> list[tuple[str, int]]:
+        """(module, tokens) of a module's guaranteed context, its own text left out."""
+        return [(part.path or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
+
+
+@schema.command(cls=GroupedCommand)
+@click.argument("schemas", metavar="SCHEMA|-...", nargs=-1, required=True)
+@model_option
+@json_option
+@output_options
+def check(schemas: tuple[str, ...], model: str, as_json: bool, output: OutputOptions) -> int:
+    """Check schemas; exits with 0 if all of them can be used.
+
+    Warns where texts meet that would have other tokens if they were one piece of text.
+    """
+    out = Output(output)
+    findings = []
+    for source in schemas:
+        try:
+            explained = Explained.read(source, model)
+        except EdgePCError as exc:
+            if exc.exit_code != 2 or (len(schemas) == 1 and not as_json):
+                raise
+            findings.append({"schema": source, "ok": False, "error": exc.message, "hint": exc.hint, "warnings": []})
+            if not as_json:
+                click.echo(f"error: {exc.message}" + (f"\nhint: {exc.hint}" if exc.hint else ""), err=True)
+            continue
+        warnings = [_seam_text(seam) for seam in explained.seams]
+        findings.append({"schema": source, "ok": True, "error": None, "hint": None, "warnings": warnings})
+        if not as_json:
+            for warning in warnings:
+                out.note(f"warning: {warning}")
+            modules = len(explained.layout.modules) - 1
+            out.note(
+                f"{source}: fine; {modules} modules, {explained.layout.length} of {explained.spec.max_positions} positions"
+            )
+    if as_json:
+        out.json({"ok": all(finding["ok"] for finding in findings), "schemas": findings})
+    return 0 if all(finding["ok"] for finding in findings) else 2
+
+
+def _seam_text(seam: Seam) -> str:
+    at = seam.after.at
+    before, after = seam.before.text[-_SHOWN_CHARACTERS:], seam.after.text[:_SHOWN_CHARACTERS]
+    return (
+        f"{at.source or '<text>'}:{at.line}:{at.column}: {after!r} may follow {before!r}; in one piece of text their "
+        "tokens would be others (put white space between them)"
+    )
+
+
+@schema.command(cls=GroupedCommand)
+@click.argument("source", metavar="SCHEMA|-")
+@model_option
+@json_option
+@output_options
+def show(source: str, model: str, as_json: bool, output: OutputOptions) -> None:
+    """Show a schema's modules: first position, length in tokens, and what each attends to.
+
+    A module's states are computed once, attending only to what is surely there whenever the module is.
+    """
+    out = Output(output)
+    explained = Explained.read(source, model)
+    if as_json:
+        out.json(_as_json(explained))
+    else:
+        console(sys.stdout).print(_tree(explained))
+
+
+def _tree(explained: Explained) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    layout = explained.layout
+    anonymous = len(layout.modules[""].token_ids) + len(layout.closing_ids)
+    tree = Tree(
+        Text.assemble(
+            (layout.name, "bold"),
+            f"  {layout.length} of the model's {explained.spec.max_positions} positions; "
+            f"{anonymous} tokens of anonymous text, in every prompt",
+        )
+    )
+    _grow(tree, layout.schema.children, explained, "")
+    return tree
+
+
+def _grow(tree: Tree, nodes: tuple[Node, ...], explained: Explained, path: str) -> None:
+    """Add what stands in `nodes` to the tree; plain text is counted with its module."""
+    from edge_pc.pml import Module, Parameter, Scaffold, Turn, Union
+
+    for node in nodes:
+        if isinstance(node, Module):
+            branch = tree.add(_module_line(node, explained))
+            _grow(branch, node.children, explained, node.path)
+        elif isinstance(node, Union):
+            _grow(tree.add(f"union: at most one of {len(node.members)}"), node.members, explained, path)
+        elif isinstance(node, Scaffold):
+            _grow(tree.add(f"scaffold {node.name}: together they see each other"), node.children, explained, path)
+        elif isinstance(node, Turn):
+            _grow(tree.add(f"{node.role} turn"), node.children, explained, path)
+        elif isinstance(node, Parameter):
+            slot = next(slot for slot in explained.layout.modules[path].slots if slot.name == node.name)
+            tree.add(_slot_line(slot, node.default))
+
+
+def _module_line(module: Module, explained: Explained) -> Any:
+    from rich.text import Text
+
+    layout = explained.layout.modules[module.path]
+    last = layout.start + max(layout.length - 1, 0)
+    parts = [f"  positions {layout.start} to {last}, {len(layout.token_ids)} tokens of its own"]
+    if not module.cache:
+        parts.append("computed for each prompt")
+    else:
+        sees = ", ".join(f"{tokens} of {name}" for name, tokens in explained.sees(module.path))
+        parts.append(f"sees {sees}" if sees else "sees only itself")
+    return Text.assemble((module.name, "bold cyan"), "; ".join(parts))
+
+
+def _slot_line(slot: Slot, default: str | None) -> Any:
+    from rich.text import Text
+
+    last = slot.start + slot.length - 1
+    needed = "an argument is needed" if default is None else f"default {default!r}"
+    return Text.assemble("parameter ", (slot.name, "bold magenta"), f"  positions {slot.start} to {last}; {needed}")
+
+
+def _as_json(explained: Explained) -> dict[str, Any]:
+    layout = explained.layout
+    return {
+        "schema": layout.name,
+        "positions": layout.length,
+        "max_positions": explained.spec.max_positions,
+        "modules": [_module_as_json(module, explained) for module in layout.modules.values()],
+        "scaffolds": [{"name": s.name, "scope": s.scope, "members": list(s.members)} for s in layout.scaffolds],
+        "warnings": [_seam_text(seam) for seam in explained.seams],
+    }
+
+
+def _module_as_json(module: ModuleLayout, explained: Explained) -> dict[str, Any]:
+    return {
+        "path": module.path,
+        "parent": module.parent,
+        "start": module.start,
+        "length": module.length,
+        "tokens": len(module.token_ids),
+        "cache": module.cache,
+        "sees": [
+            {"path": part.path, "tokens": part.tokens} for part in explained.encodings.single(module.path).context
+        ],
+        "parameters": [
+            {"name": slot.name, "start": slot.start, "length": slot.length, "required": slot.default_ids is None}
+            for slot in module.slots
+        ],
+    }

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_pc.cli.clock import process_age_ms
-from edge_pc.sizes import format_size
-from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
     from edge_pc.cli.options import EngineOptions
-    from edge_pc.cli.output import Output, Update
-    from edge_pc.engine import EncodeProgress, EncodeReport, Engine
-    from edge_pc.layout import SchemaLayout
+    from edge_pc.cli.output import Output
+    from edge_pc.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
