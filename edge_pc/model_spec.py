@@ -43,6 +43,7 @@ class ModelSpec:
         fingerprint: hash over the weights, the tokenizer and every parameter above; the model's identity in store keys.
         bos_id: the token that must stand at position 0, or None when the model wants none.
         eos_ids: tokens that end an answer.
+        special_tokens: what chat templates may ask for: `bos_token`, `eos_token`, … → the token's text.
         exporter: what wrote this (`edge-pc 0.1.0`), empty when read from a GGUF directly.
     """
 
@@ -59,6 +60,7 @@ class ModelSpec:
     fingerprint: str
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    special_tokens: dict[str, str] = field(default_factory=dict)
     exporter: str = ""
 
     def save(self, folder: Path) -> None:

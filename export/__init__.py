@@ -1,0 +1,162 @@
+"""Makes models that take explicit position ids and past KV states, out of GGUF files and Hugging Face folders.
+
+`export` is the one entry. A model is written into a temporary folder beside its place and renamed when it is whole, so
+that an export that fails or is killed leaves nothing that looks like a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Literal
+
+from edge_pc._version import __version__
+from edge_pc.chat import TEMPLATE_FILE
+from edge_pc.errors import ModelError, OptionError
+from edge_pc.export.source import Source, read_source
+from edge_pc.model_spec import SPEC_FILE, ModelSpec
+from edge_pc.models import home
+from edge_pc.tokenizer import TOKENIZER_FILE
+
+Progress = Callable[[str, int, int], None]
+Bits = Literal[4, 8, 32]
+
+_QUANTIZATION = {4: "q4_block32", 8: "q8_block32", 32: "float32"}
+
+
+def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None = None) -> Path:
+    """Turn a llama-family model into an ONNX model with its tokenizer, chat template and spec.
+
+    Args:
+        source: a GGUF file, or a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`).
+        out: the folder to make. An exported model that is there is replaced; anything else is refused.
+        bits: of the weights: 8 or 4 (block-quantized), or 32.
+        progress: called with what is done (`read`, `layers`, `fingerprint`), the steps done, and all steps.
+
+    Returns:
+        `out`, which then holds `model.onnx`, `model.onnx.data`, `tokenizer.json`, `edge_pc.json` and, if the model has
+        one, `chat_template.jinja`.
+
+    Raises:
+        ModelError: the source is broken or not supported, or `out` is no exported model, or cannot be written.
+        OptionError: `bits` is none of 4, 8, 32.
+        MissingDependencyError: a Hugging Face folder is given, and the extra `export` is not installed.
+    """
+    if bits not in _QUANTIZATION:
+        raise OptionError(f"bits is {bits}, expected one of 4, 8, 32")
+    report = progress or (lambda *_: None)
+    place = out.resolve()
+    _check_replaceable(place)
+    report("read", 0, 1)
+    model = read_source(source)
+    report("read", 1, 1)
+    try:
+        with _replacing(place) as folder:
+            _write(model, folder, bits, report)
+    except OSError as exc:
+        raise ModelError(f"{out} cannot be written: {exc}") from exc
+    return out
+
+
+def _write(model: Source, folder: Path, bits: Bits, progress: Progress) -> None:
+    from edge_pc.export import graph
+
+    graph.build(model.weights, folder, bits, progress)
+    model.tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+    if model.chat_template is not None:
+        (folder / TEMPLATE_FILE).write_text(model.chat_template, encoding="utf-8", newline="")
+    progress("fingerprint", 0, 1)
+    spec = _spec(model, bits)
+    replace(spec, fingerprint=_fingerprint(spec, folder), exporter=f"edge-pc {__version__}").save(folder)
+    progress("fingerprint", 1, 1)
+
+
+def _spec(model: Source, bits: Bits) -> ModelSpec:
+    config = model.weights.config
+    return ModelSpec(
+        architecture=config.architecture,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+        rotary=config.rotary,
+        quantization=_QUANTIZATION[bits],
+        fingerprint="",
+        bos_id=model.bos_id,
+        eos_ids=model.eos_ids,
+        special_tokens=model.special_tokens,
+    )
+
+
+def _fingerprint(spec: ModelSpec, folder: Path) -> str:
+    """Hash of the model as it runs: the spec, and every byte of graph, weights, tokenizer and template."""
+    total = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
+    for path in sorted(folder.iterdir()):
+        total.update(path.name.encode())
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+        total.update(digest.digest())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _check_replaceable(out: Path) -> None:
+    if not out.exists() or (out / SPEC_FILE).is_file():
+        return
+    if not out.is_dir():
+        raise ModelError(f"{out} is a file, expected a folder to be made", hint="choose another folder with -o")
+    if any(out.iterdir()):
+        raise ModelError(
+            f"{out} is not empty and not an exported model ({SPEC_FILE} is missing), so it is left alone",
+            hint="choose another folder with -o",
+        )
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends without an exception."""
+    import filelock
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.partial")
+    # One export to a place at a time, so that a temporary folder found there is the leftover of one that was killed.
+    locks = home() / "locks"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = hashlib.sha256(os.fsencode(out)).hexdigest()[:16]
+    with filelock.FileLock(locks / f"export-{name}.lock"):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            yield temporary
+            for path in temporary.iterdir():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+            _swap(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, out: Path) -> None:
+    """Rename `new` to `out`. A folder that is there moves aside first, and back if the second rename fails."""
+    if not out.exists():
+        new.rename(out)
+        return
+    aside = out.with_name(f".{out.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    out.rename(aside)
+    try:
+        new.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
