@@ -9,37 +9,39 @@ from typing import TYPE_CHECKING, Any
 from edge_pc.cli.clock import process_age_ms
 
 if TYPE_CHECKING:
-    from edge_pc.cli.options import SamplingOptions, ServingOptions
+    from collections.abc import Callable
+
+    from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
     from edge_pc.cli.session import StartUp
-    from edge_pc.engine import Comparison, Engine
+    from edge_pc.compare import Comparison
     from edge_pc.generate import Result, Stats, Stream
-    from edge_pc.pml import Prompt
 
 
 def answer(
-    engine: Engine,
-    prompt: Prompt,
-    sampling: SamplingOptions,
+    stream: Stream,
+    compare: Callable[[], Comparison],
     serving: ServingOptions,
     start_up: StartUp,
     output: Output,
     *,
     as_json: bool,
 ) -> None:
-    """Answer a prompt whose schema is loaded, and show what the options ask for."""
+    """Write the answer and show what the options ask for.
+
+    Args:
+        stream: the answer; its prompt is submitted when its first piece is asked for.
+        compare: sets the same prompt against a full prefill.
+    """
     submitted_ms = process_age_ms()
-    stream = engine.stream(
-        prompt, sampling.build(), use_cache=not serving.no_cache, exact=serving.exact, strict=serving.strict
-    )
     result = show_stream(stream, output, as_json=as_json)
-    comparison = engine.compare(prompt, exact=serving.exact) if serving.compare else None
-    if as_json:
-        output.json(result_as_json(result, comparison))
     if serving.stats:
         show_stats(result.stats, start_up, submitted_ms, output)
-    if comparison is not None and not as_json:
+    comparison = compare() if serving.compare else None
+    if comparison is not None:
         show_comparison(comparison, output)
+    if as_json:
+        output.json(result_as_json(result, comparison))
 
 
 def show_stream(stream: Stream, output: Output, *, as_json: bool) -> Result:
@@ -93,21 +95,22 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
 
 def show_comparison(comparison: Comparison, output: Output) -> None:
     """Reuse against a full prefill, and against the limit: continuing the same tokens in place."""
-    full, in_place, ratio = comparison.full_ttft_ms, comparison.in_place_ttft_ms, comparison.ttft_ratio
+    full = comparison.full_ttft_ms
+    waits = {
+        "full prefill": full,
+        "stored states": comparison.cached_ttft_ms,
+        "in place (the limit)": comparison.in_place_ttft_ms,
+    }
     output.note("")
     output.table(
-        ["first token after", ">ms", ">times faster than full"],
-        [
-            ("full prefill", f"{full:.1f}", "1.0"),
-            ("stored states", f"{full / ratio:.1f}", f"{ratio:.1f}"),
-            ("in place (the limit)", f"{in_place:.1f}", f"{full / in_place:.1f}"),
-        ],
+        ["first token by", ">after ms", ">times faster"],
+        [(name, f"{wait:.1f}", f"{full / wait:.1f}") for name, wait in waits.items()],
         to_stderr=True,
     )
     same = "the same" if comparison.same_first_token else "another"
     output.note(
-        f"against full prefill: first token {same}, largest logit difference {comparison.max_abs_logit_diff:.2g}, "
-        f"KL {comparison.kl:.2g}"
+        f"compared with full prefill: {same} first token, largest logit difference "
+        f"{comparison.max_abs_logit_diff:.2g}, KL {comparison.kl:.2g}"
     )
 
 

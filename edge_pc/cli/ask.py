@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from edge_pc.cli.answer import answer
 from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
@@ -18,6 +19,8 @@ from edge_pc.cli.options import (
     sampling_options,
     serving_options,
 )
+from edge_pc.cli.output import Output, read_stdin
+from edge_pc.cli.session import open_engine
 
 
 @click.command(cls=GroupedCommand)
@@ -39,6 +42,19 @@ def ask(
 ) -> None:
     """Answer a question about text files.
 
-    Each file becomes a module (a big one several, cut at paragraphs), which is computed once and kept: the next question
-    about the same files starts almost at once. A QUESTION of - is read from stdin.
+    Each file becomes a module (a big one several, cut at paragraphs) whose states are computed once and kept: the next
+    question about the same files starts almost at once. A QUESTION of - is read from stdin.
     """
+    out = Output(output)
+    question = read_stdin() if question == "-" else question
+    engine, start_up = open_engine(engine_options, out)
+    with engine:
+        stream = engine.stream_ask(question, files, sampling.build(), **serving.ways())
+        answer(
+            stream,
+            lambda: engine.compare_ask(question, files, exact=serving.exact),
+            serving,
+            start_up,
+            out,
+            as_json=as_json,
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_pc.cli.ages import format_age
+from edge_pc.cli.ages import format_age, parse_age
 from edge_pc.cli.options import (
     GroupedCommand,
     OutputOptions,
@@ -17,17 +18,20 @@ from edge_pc.cli.options import (
     json_option,
     option,
     output_options,
+    reads,
 )
 from edge_pc.cli.output import Output
 from edge_pc.errors import OptionError
-from edge_pc.sizes import format_size
+from edge_pc.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
-    from edge_pc.store import EntryInfo, StateStore
+    from edge_pc.store import EntryInfo, Removed, StateStore
 
 # Enough of a key to tell entries apart, and the least that `rm` takes for one.
 _SHORT_KEY = 12
 _LEAST_KEY = 6
+
+DAMAGE_FOUND = 1
 
 
 @click.group()
@@ -54,9 +58,8 @@ def _folder(cache_dir: str | None) -> Path:
 def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
     """List the stored states, the last used first."""
     out = Output(output)
-    store = _open_store(cache_dir)
-    entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
-    store.close()
+    with _open_store(cache_dir) as store:
+        entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
     if as_json:
         out.json({"entries": [_entry_as_json(entry) for entry in entries]})
     elif not entries:
@@ -82,9 +85,56 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
 
 
 def _entry_as_json(entry: EntryInfo) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {**asdict(entry), "path": str(entry.path)}
+
+
+@cache.command(cls=GroupedCommand)
+@cache_dir_option
+@json_option
+@output_options
+def info(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
+    """Show how much is stored, and how much room is left."""
+    out = Output(output)
+    with _open_store(cache_dir) as store:
+        totals = store.totals()
+    if as_json:
+        out.json({**asdict(totals), "path": str(totals.path)})
+        return
+    free = "unknown" if totals.free_bytes is None else format_size(totals.free_bytes)
+    rows = {
+        "folder": totals.path,
+        "stored": f"{totals.entries} states, {totals.tokens} tokens, {format_size(totals.nbytes)}",
+        "used": f"{totals.hits} times",
+        "free": f"{free} on this disk",
+    }
+    for name, text in rows.items():
+        click.echo(f"{name:<8} {text}")
+
+
+@cache.command(cls=GroupedCommand)
+@option("--repair", is_flag=True, help="Delete what is broken (it will be computed again) and correct the index.")
+@cache_dir_option
+@json_option
+@output_options
+def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOptions) -> int:
+    """Read every byte that is stored and check it; exits with 1 if something was wrong."""
+    out = Output(output)
+    with _open_store(cache_dir) as store, out.progress("checking") as update:
+        entries = store.totals().entries
+        findings = store.verify(lambda done, total: update(done, total, format_size(done)), repair=repair)
+    if as_json:
+        found = [{**asdict(finding), "path": str(finding.path)} for finding in findings]
+        out.json({"ok": not findings, "entries": entries, "findings": found})
+    elif findings:
+        out.table(
+            ["file", "problem", "done"],
+            [(finding.path.name, finding.problem, finding.action or "nothing") for finding in findings],
+        )
+        if not repair:
+            out.note("hint: edge-pc cache verify --repair deletes what is broken; it is computed again when needed")
+    else:
+        out.note(f"{entries} stored states checked, all of them whole")
+    return DAMAGE_FOUND if findings else 0
 
 
 @cache.command(cls=GroupedCommand)
@@ -111,19 +161,36 @@ def rm(
     if everything == bool(what):
         raise click.UsageError("name what to remove, or give --all (and not both)")
     out = Output(output)
-    store = _open_store(cache_dir)
-    entries = store.entries()
-    chosen = entries if everything else [entry for entry in entries if any(_matches(entry, name) for name in what)]
-    _check_all_found(what, chosen)
-    nbytes = sum(entry.nbytes for entry in chosen)
-    if chosen and not yes:
-        click.confirm(f"Remove {len(chosen)} stored states, {format_size(nbytes)}?", abort=True, err=True)
-    store.remove([entry.key for entry in chosen])
-    store.close()
+    with _open_store(cache_dir) as store:
+        entries = store.entries()
+        chosen = entries if everything else [entry for entry in entries if any(_matches(entry, name) for name in what)]
+        _check_all_found(what, chosen)
+        if chosen and not yes:
+            size = format_size(sum(entry.nbytes for entry in chosen))
+            click.confirm(f"Remove {len(chosen)} stored states, {size}?", abort=True, err=True)
+        _show_removed(store.remove([entry.key for entry in chosen]), out, as_json=as_json)
+
+
+@cache.command(cls=GroupedCommand)
+@option("--max-size", callback=reads(parse_size), metavar="SIZE", help="Remove states until the rest fits (2GiB).")
+@option("--older-than", callback=reads(parse_age), metavar="AGE", help="Remove what was not used for so long (30d).")
+@cache_dir_option
+@json_option
+@output_options
+def gc(
+    max_size: int | None, older_than: float | None, cache_dir: str | None, as_json: bool, output: OutputOptions
+) -> None:
+    """Remove stored states by size and age, and what killed processes left behind."""
+    out = Output(output)
+    with _open_store(cache_dir) as store:
+        _show_removed(store.gc(max_bytes=max_size, older_than=older_than), out, as_json=as_json)
+
+
+def _show_removed(removed: Removed, out: Output, *, as_json: bool) -> None:
     if as_json:
-        out.json({"removed": [entry.key for entry in chosen], "bytes": nbytes})
+        out.json({"removed": [entry.key for entry in removed.entries], "bytes": removed.nbytes})
     else:
-        out.note(f"removed {len(chosen)} stored states, {format_size(nbytes)}")
+        out.note(f"removed {len(removed.entries)} stored states, {format_size(removed.nbytes)} freed")
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:

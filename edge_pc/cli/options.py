@@ -271,6 +271,10 @@ class ServingOptions:
     compare: bool
     stats: bool
 
+    def ways(self) -> dict[str, bool]:
+        """The arguments of `Engine.stream` that say how the prompt is served."""
+        return {"use_cache": not self.no_cache, "exact": self.exact, "strict": self.strict}
+
 
 serving_options = _grouped(
     ServingOptions,

@@ -83,17 +83,25 @@ def run(
     with engine:
         for schema in loaded:
             engine.load_schema(schema)
-        answer(engine, parsed, sampling, serving, start_up, out, as_json=as_json)
+        stream = engine.stream(parsed, sampling.build(), **serving.ways())
+        answer(
+            stream,
+            lambda: engine.compare(parsed, exact=serving.exact),
+            serving,
+            start_up,
+            out,
+            as_json=as_json,
+        )
 
 
 def _read_prompt(prompt: str, schemas: tuple[str, ...]) -> tuple[list[Schema], Prompt]:
     """The prompt in a file or on stdin, and the schemas it may use."""
-    from edge_pc.pml import load_schema, parse_prompt
+    from edge_pc.pml import load_prompt, load_schema, parse_prompt
 
     if prompt == "-":
-        folder, parsed = Path(), parse_prompt(read_stdin(), Path("<stdin>"))
+        folder, parsed = Path(), parse_prompt(read_stdin())
     else:
-        folder, parsed = Path(prompt).parent, parse_prompt(_read_file(Path(prompt)), Path(prompt))
+        folder, parsed = Path(prompt).parent, load_prompt(Path(prompt))
     if schemas:
         return [load_schema(Path(schema)) for schema in schemas], parsed
     beside = folder / f"{parsed.schema}.xml"
@@ -103,17 +111,6 @@ def _read_prompt(prompt: str, schemas: tuple[str, ...]) -> tuple[list[Schema], P
             hint="name the schema's file with --schema FILE",
         )
     return [load_schema(beside)], parsed
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as exc:
-        raise OptionError(
-            f"{path} cannot be read: {exc.strerror}", hint="name a prompt's file, or - for stdin"
-        ) from exc
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"{path} is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
 
 
 def _put_together(

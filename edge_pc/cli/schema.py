@@ -16,11 +16,13 @@ from edge_pc.errors import EdgePCError
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from edge_pc.chat import ChatTemplate
     from edge_pc.encoding import SchemaEncodings
     from edge_pc.layout import ModuleLayout, SchemaLayout, Slot
     from edge_pc.model_spec import ModelSpec
     from edge_pc.pml import Module, Node
     from edge_pc.seams import Seam
+    from edge_pc.tokenizer import Tokenizer
 
 ANONYMOUS = "(anonymous text)"
 _SHOWN_CHARACTERS = 24
@@ -56,6 +58,19 @@ class Explained:
     def sees(self, path: str) -> list[tuple[str, int]]:
         """(module, tokens) of a module's guaranteed context, its own text left out."""
         return [(part.path or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
+
+
+def _text_side(model: str) -> tuple[ModelSpec, Tokenizer, ChatTemplate]:
+    """What of a model deals with text; the weights stay where they are."""
+    from edge_pc.chat import TEMPLATE_FILE, ChatTemplate
+    from edge_pc.model_spec import ModelSpec
+    from edge_pc.models import locate
+    from edge_pc.tokenizer import Tokenizer
+
+    folder = locate(model, "onnx")
+    spec, template = ModelSpec.load(folder), folder / TEMPLATE_FILE
+    source = template.read_text(encoding="utf-8") if template.is_file() else None
+    return spec, Tokenizer.load(folder), ChatTemplate(source, spec.special_tokens)
 
 
 @schema.command(cls=GroupedCommand)
