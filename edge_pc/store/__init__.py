@@ -1,0 +1,22 @@
+"""KV states of prompt modules on disk: one self-describing file an encoding, and a SQLite index beside them.
+
+`docs/store-format.md` specifies the files. Nothing in here unpickles, evaluates, or loads a name from a file.
+"""
+
+from edge_pc.store.eviction import DEFAULT_POLICY, EVICTION_POLICIES
+from edge_pc.store.index import EntryInfo
+from edge_pc.store.inventory import Removed
+from edge_pc.store.opened import Miss
+from edge_pc.store.store import StateStore, Totals
+from edge_pc.store.verify import Finding
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "EVICTION_POLICIES",
+    "EntryInfo",
+    "Finding",
+    "Miss",
+    "Removed",
+    "StateStore",
+    "Totals",
+]

@@ -1,0 +1,85 @@
+"""One states file, opened: checked, and mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.errors import StatesError
+from edge_pc.store.format import DESCRIPTORS, HEADER_BYTES, Metadata, check_array, read_metadata
+
+# Kernels stamp files with a clock that ticks every 1 to 10 ms.
+_CLOCK_TICK_NS = 10_000_000
+
+
+def identity_of(status: os.stat_result) -> str:
+    """Changes whenever a file's bytes may have changed: written to, replaced, restored, copied."""
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+
+
+def wait_for_clock_tick(status: os.stat_result) -> None:
+    """Sleep (at most one tick) until a change of the file would show in its time stamps."""
+    remaining = status.st_ctime_ns + _CLOCK_TICK_NS - time.time_ns()
+    if 0 < remaining <= _CLOCK_TICK_NS:
+        time.sleep(remaining / 1e9)
+
+
+@contextmanager
+def open_entry(path: str) -> Iterator[tuple[FileIO, os.stat_result]]:
+    """Open an entry for reading.
+
+    Raises:
+        StatesError: something else than a file stands there.
+        OSError: it is not there or cannot be read.
+    """
+    # A named pipe would block in open().
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise StatesError(f"{path} is not a file", hint="remove it")
+    with open(path, "rb", buffering=0) as file:
+        yield file, os.fstat(file.fileno())
+
+
+def read_entry(file: FileIO, status: os.stat_result, key: str, *, thorough: bool) -> Metadata:
+    """Check the entry of `key`: all but the array, or with `thorough` every byte.
+
+    Raises:
+        StatesError: it is not a whole states file of this key.
+        OSError: it cannot be read.
+    """
+    metadata = read_metadata(file, status.st_size)
+    if metadata.key != key:
+        raise StatesError(f"the file holds other states: {metadata.module!r} of {metadata.schema!r}")
+    if thorough:
+        wait_for_clock_tick(status)
+        check_array(file, metadata)
+        if identity_of(os.fstat(file.fileno())) != identity_of(status):
+            raise StatesError("the file was changed while it was read")
+    return metadata
+
+
+def map_array(file: FileIO, metadata: Metadata) -> NDArray[Any]:
+    """The array of an entry as a read-only view of its pages; the file may be closed or removed afterwards.
+
+    Raises:
+        StatesError: the file is shorter than it was.
+        OSError: the system cannot map it.
+    """
+    # A mapping otherwise keeps a file descriptor of its own (before Python 3.13 there is no choice).
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
+    try:
+        pages = mmap.mmap(file.fileno(), HEADER_BYTES + metadata.nbytes, access=mmap.ACCESS_READ, **options)
+    except ValueError as exc:
+        raise StatesError("file truncated while it was mapped") from exc
+    dtype = np.dtype(DESCRIPTORS[metadata.dtype])
+    flat = np.frombuffer(pages, dtype, metadata.nbytes // dtype.itemsize, HEADER_BYTES)
+    return flat.reshape(metadata.shape)

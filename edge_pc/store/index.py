@@ -1,0 +1,295 @@
+"""The SQLite index beside the states files: what is in them, when they were used, and that they were checked.
+
+Invariant: the index is a cache of the files. Nothing is lost with it, so every method is best effort: an index that is
+missing, broken, of another version or locked is replaced or left alone, and the method gives its default. The one
+thing it is trusted for is a row's `identity`: the file that had it was checked to the last byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from edge_pc.store.format import Metadata
+
+T = TypeVar("T")
+
+_log = logging.getLogger("edge_pc.store")
+
+INDEX_FILE = "index.sqlite3"
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY,
+    model TEXT NOT NULL,
+    schema TEXT NOT NULL,
+    module TEXT NOT NULL,
+    layout TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    tokens INTEGER NOT NULL,
+    nbytes INTEGER NOT NULL,
+    checksum TEXT NOT NULL,
+    created REAL NOT NULL,
+    last_used REAL NOT NULL,
+    hits INTEGER NOT NULL,
+    identity TEXT NOT NULL
+) WITHOUT ROWID
+"""
+_COLUMNS = "key, model, schema, module, layout, dtype, tokens, nbytes, checksum, created, last_used, hits"
+_INSERT = f"INSERT INTO entries ({_COLUMNS}, identity) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
+_RENEW = (
+    "ON CONFLICT (key) DO UPDATE SET model = excluded.model, schema = excluded.schema, module = excluded.module, "
+    "layout = excluded.layout, dtype = excluded.dtype, tokens = excluded.tokens, nbytes = excluded.nbytes, "
+    "checksum = excluded.checksum, created = excluded.created, last_used = max(last_used, excluded.last_used), "
+    "identity = excluded.identity"
+)
+# Another process's transactions take a few ms; whoever holds the index longer must not hold up an answer.
+_BUSY_SECONDS = 0.2
+_ATTEMPTS = 3
+# SQLite does not wait by itself while another process creates the index.
+_PAUSE_SECONDS = 0.03
+# After a failure the index is left alone for this long.
+_BACKOFF_SECONDS = 5.0
+# Uses are collected in memory and written together.
+_FLUSH_USES = 64
+_FLUSH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """One stored encoding.
+
+    Attributes:
+        key: its store key.
+        model, schema, module: where the states come from.
+        layout, dtype: of its array.
+        tokens: cells, without padding.
+        nbytes: the size of the file in bytes.
+        checksum: of its array.
+        created, last_used: seconds since 1970, UTC.
+        hits: how often it was found.
+        path: its file.
+    """
+
+    key: str
+    model: str
+    schema: str
+    module: str
+    layout: str
+    dtype: str
+    tokens: int
+    nbytes: int
+    checksum: str
+    created: float
+    last_used: float
+    hits: int
+    path: Path
+
+    @classmethod
+    def of(cls, metadata: Metadata, nbytes: int, path: Path) -> EntryInfo:
+        """What a file says of itself; it says nothing of its uses."""
+        return cls(
+            metadata.key,
+            metadata.model,
+            metadata.schema,
+            metadata.module,
+            metadata.layout,
+            metadata.dtype,
+            metadata.tokens,
+            nbytes,
+            metadata.checksum,
+            metadata.created,
+            last_used=metadata.created,
+            hits=0,
+            path=path,
+        )
+
+
+class Index:
+    """The index in the folder `root`, opened when it is first needed and created when `root` exists. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / INDEX_FILE
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._writable = False
+        self._retry_at = 0.0
+        self._uses: dict[str, tuple[int, float]] = {}
+        self._flushed_at = time.monotonic()
+
+    def identity(self, key: str) -> tuple[str, int] | None:
+        """Identity and size in bytes of the file that was checked last; the identity is empty if none was."""
+
+        def work(connection: sqlite3.Connection) -> tuple[str, int] | None:
+            row = connection.execute("SELECT identity, nbytes FROM entries WHERE key = ?", (key,)).fetchone()
+            return (str(row[0]), int(row[1])) if row else None
+
+        return self._run(work, None)
+
+    def adopt(self, info: EntryInfo) -> None:
+        """Add an entry whose file was found but not checked, unless it has been added meanwhile."""
+        values = (*(getattr(info, name) for name in _COLUMNS.split(", ")), "")
+        self._run(lambda connection: connection.execute(f"{_INSERT} ON CONFLICT (key) DO NOTHING", values), None, True)
+
+    def put(self, info: EntryInfo, identity: str) -> None:
+        """Add an entry or renew it, after all bytes of the file `identity` were checked. Hits and last use are kept."""
+        values = (*(getattr(info, name) for name in _COLUMNS.split(", ")), identity)
+
+        self._run(lambda connection: connection.execute(f"{_INSERT} {_RENEW}", values), None, True)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        rows = [(key,) for key in keys]
+        with self._lock:
+            for (key,) in rows:
+                self._uses.pop(key, None)
+        if rows:
+            self._run(lambda connection: connection.executemany("DELETE FROM entries WHERE key = ?", rows), None, True)
+
+    def entries(self, path_of: Callable[[str], str]) -> dict[str, EntryInfo] | None:
+        """Every entry by its key, or None when there is no index to ask."""
+        self.flush()
+
+        def work(connection: sqlite3.Connection) -> dict[str, EntryInfo] | None:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM entries")
+            return {row[0]: EntryInfo(*row, Path(path_of(row[0]))) for row in rows}
+
+        return self._run(work, None)
+
+    def total_bytes(self) -> int | None:
+        """The size of all entries in bytes, or None when there is no index to ask."""
+
+        def work(connection: sqlite3.Connection) -> int | None:
+            return int(connection.execute("SELECT coalesce(sum(nbytes), 0) FROM entries").fetchone()[0])
+
+        return self._run(work, None)
+
+    def record_use(self, key: str) -> None:
+        """Count a hit. It reaches the disk later: with many others, or when the index is closed."""
+        now = time.time()
+        with self._lock:
+            self._uses[key] = (self._uses.get(key, (0, 0.0))[0] + 1, now)
+            due = len(self._uses) >= _FLUSH_USES or time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the uses collected so far. Those that cannot be written now are kept for the next time."""
+        with self._lock:
+            self._flushed_at = time.monotonic()
+            if not self._uses:
+                return
+            uses = [(hits, last_used, key) for key, (hits, last_used) in self._uses.items()]
+
+            def work(connection: sqlite3.Connection) -> bool:
+                connection.executemany(
+                    "UPDATE entries SET hits = hits + ?, last_used = max(last_used, ?) WHERE key = ?", uses
+                )
+                return True
+
+            if self._run(work, False, writes=True):
+                self._uses.clear()
+
+    def close(self) -> None:
+        """Write what is pending and close. The index may be used again afterwards."""
+        with self._lock:
+            self.flush()
+            self._disconnect()
+
+    def _run(self, work: Callable[[sqlite3.Connection], T], default: T, writes: bool = False) -> T:
+        """The result of `work` in a transaction, or `default` if the index cannot be used now."""
+        with self._lock:
+            if time.monotonic() < self._retry_at or not self._path.parent.is_dir():
+                return default
+            for _ in range(_ATTEMPTS):
+                try:
+                    connection = self._connect()
+                    if writes and not self._writable:
+                        return default
+                    with connection:
+                        return work(connection)
+                except (sqlite3.Error, OSError) as exc:  # noqa: PERF203 - the loop is there to try again
+                    _log.debug("index %s: %s", self._path, exc)
+                    self._disconnect()
+                    if _is_broken(exc):
+                        self._delete()
+                    elif _is_locked(exc):
+                        time.sleep(_PAUSE_SECONDS)
+            self._retry_at = time.monotonic() + _BACKOFF_SECONDS
+            return default
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            try:
+                self._connection, self._writable = self._open(), True
+            except (sqlite3.OperationalError, OSError) as exc:
+                if _is_locked(exc):
+                    raise
+                # Perhaps a read-only disk. What other processes may be writing at this moment is not seen then.
+                self._connection, self._writable = _checked(_open(self._path, "mode=ro&immutable=1")), False
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        if not self._path.exists():
+            # SQLite gives its other files the same mode.
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = _open(self._path, "mode=rw")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    connection.execute(_SCHEMA)
+                    connection.execute(f"PRAGMA user_version = {_VERSION}")
+        except BaseException:
+            connection.close()
+            raise
+        return _checked(connection)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _delete(self) -> None:
+        _log.info("the index %s is broken or of another version: it is made again from the files", self._path)
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                os.unlink(f"{self._path}{suffix}")
+
+
+def _open(path: Path, options: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.as_uri()}?{options}", timeout=_BUSY_SECONDS, uri=True, check_same_thread=False)
+
+
+def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection, if it is to an index of this version; it is closed otherwise."""
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != _VERSION:
+            raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
+        connection.execute(f"SELECT {_COLUMNS}, identity FROM entries LIMIT 0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_locked(exc: Exception) -> bool:
+    return isinstance(exc, sqlite3.OperationalError) and "locked" in str(exc)
+
+
+def _is_broken(exc: Exception) -> bool:
+    """Whether the index is at fault, rather than a lock, the disk or a permission."""
+    if isinstance(exc, sqlite3.OperationalError):
+        return str(exc).startswith("no such")
+    return isinstance(exc, sqlite3.DatabaseError)

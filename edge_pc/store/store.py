@@ -1,0 +1,274 @@
+"""The store: KV states by key, on disk, shared by processes."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import IntArray, KVLayout, KVStates
+from edge_pc.errors import OptionError, StatesError, StoreError
+from edge_pc.store.entry import identity_of, map_array, open_entry, read_entry
+from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
+from edge_pc.store.faults import cannot_write, free_bytes
+from edge_pc.store.files import StatesFiles
+from edge_pc.store.format import (
+    DESCRIPTORS,
+    HEADER_BYTES,
+    Metadata,
+    array_checksum,
+    frozen_ids,
+    is_key,
+    pack_header,
+    pack_trailer,
+)
+from edge_pc.store.index import EntryInfo, Index
+from edge_pc.store.inventory import Inventory, Removed
+from edge_pc.store.locks import KeyLocks
+from edge_pc.store.opened import Miss, Opened, OpenedEntries
+from edge_pc.store.verify import Finding, VerifyProgress, verify_store
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A store in numbers. `free_bytes` is None when the system does not tell; `max_bytes` when there is no limit."""
+
+    path: Path
+    entries: int
+    tokens: int
+    nbytes: int
+    hits: int
+    max_bytes: int | None
+    free_bytes: int | None
+
+
+class StateStore:
+    """KV states of prompt modules in one folder. Safe to use from several threads and several processes.
+
+    Args:
+        root: the folder. It is created when something is written; that it is missing or read-only is no error before.
+        max_bytes: the files' total size is kept at or below this, at once and on every `put`; None: no limit.
+        policy: which entries go first then (`EVICTION_POLICIES`).
+
+    Raises:
+        OptionError: `max_bytes` is negative or `policy` unknown.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int | None = None, policy: str = DEFAULT_POLICY) -> None:
+        if max_bytes is not None and max_bytes < 0:
+            raise OptionError(f"the limit of the store is {max_bytes} bytes", hint="give a size such as 2GiB")
+        policy_named(policy)
+        self.path = Path(os.path.abspath(root))
+        self.max_bytes = max_bytes
+        self._files = StatesFiles(self.path)
+        self._index = Index(self.path)
+        self._locks = KeyLocks(self.path)
+        self._opened = OpenedEntries()
+        self._inventory = Inventory(self.path, self._files, self._index, self._opened, max_bytes, policy)
+        if max_bytes is not None:
+            self._inventory.survey()  # counts what the index does not know
+            self._inventory.keep_limit()
+        # A store that nobody closes still keeps its last uses.
+        weakref.finalize(self, self._index.close)
+
+    def __enter__(self) -> StateStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lookup(self, key: str, layout: KVLayout, token_ids: IntArray, position_ids: IntArray) -> KVStates | Miss:
+        """The stored states of `key`, or why there are none that can be used.
+
+        Whatever is on the disk, states are only returned when their file was checked to the last byte (once; again when
+        its time stamps or size changed) and holds exactly these token and position ids in this layout. A file that is
+        not what it should be is deleted.
+
+        Args:
+            key: the store key, `[a-z0-9]+`.
+            layout: the backend's.
+            token_ids, position_ids: int32 `[tokens]`.
+        """
+        opened = self._open(key)
+        if opened is None:
+            return Miss("not in the store")
+        found = opened.matching(layout, token_ids, position_ids)
+        if isinstance(found, KVStates):
+            self._inventory.in_use.add(key)
+            self._index.record_use(key)
+        return found
+
+    def put(
+        self,
+        key: str,
+        layout: KVLayout,
+        array: NDArray[Any],
+        token_ids: IntArray,
+        position_ids: IntArray,
+        *,
+        model: str,
+        schema: str,
+        module: str,
+    ) -> KVStates:
+        """Write states, and return them mapped from their file. May be called in a thread of its own.
+
+        Args:
+            key: the store key, `[a-z0-9]+`.
+            layout: the backend's.
+            array: shape `layout.array_shape(len(token_ids))`, dtype `layout.dtype`.
+            token_ids, position_ids: int32 `[tokens]`; positions ascend strictly.
+            model, schema, module: where the states come from, for listings.
+
+        Raises:
+            StoreError: they cannot be written: full disk, read-only folder, larger than the limit, … No part of a file
+                is left behind then.
+            StatesError: array, ids and layout do not fit together.
+        """
+        shape, expected = array.shape, layout.array_shape(len(token_ids))
+        if shape != expected or array.dtype != np.dtype(layout.dtype) or layout.dtype not in DESCRIPTORS:
+            raise StatesError(f"states of {shape} {array.dtype}, expected {expected} {layout.dtype}")
+        array = np.ascontiguousarray(array, dtype=DESCRIPTORS[layout.dtype])
+        metadata = Metadata(
+            key=key,
+            layout=layout.name,
+            dtype=layout.dtype,
+            shape=shape,
+            token_ids=frozen_ids("token ids", token_ids),
+            position_ids=frozen_ids("position ids", position_ids),
+            model=model,
+            schema=schema,
+            module=module,
+            created=round(time.time(), 3),
+            checksum=array_checksum(array),
+        )
+        parts = (pack_header(metadata.dtype, shape), array.data.cast("B"), pack_trailer(metadata))
+        path = self._files.path(key)
+        needed = sum(len(part) for part in parts)
+        self._inventory.make_room(key, needed)
+        try:
+            self._files.write(key, parts)
+            with open_entry(path) as (file, status):
+                # If another process was at it too, this is its file by now, with the same states.
+                metadata = read_entry(file, status, key, thorough=False)
+                states = _states(metadata, map_array(file, metadata), path)
+        except OSError as exc:
+            raise cannot_write(exc, Path(path), needed) from exc
+        except StatesError as exc:
+            raise StoreError(f"{path} was changed while it was stored: {exc.message}") from exc
+        self._inventory.in_use.add(key)
+        self._index.put(EntryInfo.of(metadata, status.st_size, Path(path)), identity_of(status))
+        self._opened.add(key, Opened(identity_of(status), metadata.layout, states))
+        self._inventory.keep_limit()
+        return states
+
+    def lock(self, key: str) -> AbstractContextManager[None]:
+        """Hold `key`, so that one thread of one process encodes it; the others wait, and find it in the store then."""
+        return self._locks.hold(_checked_key(key))
+
+    def entries(self) -> list[EntryInfo]:
+        """What is stored, oldest first."""
+        return sorted(self._inventory.survey().entries, key=lambda entry: (entry.created, entry.key))
+
+    def totals(self) -> Totals:
+        entries = self._inventory.survey().entries
+        return Totals(
+            path=self.path,
+            entries=len(entries),
+            tokens=sum(entry.tokens for entry in entries),
+            nbytes=sum(entry.nbytes for entry in entries),
+            hits=sum(entry.hits for entry in entries),
+            max_bytes=self.max_bytes,
+            free_bytes=free_bytes(self.path),
+        )
+
+    def verify(self, progress: VerifyProgress | None = None, *, repair: bool = False) -> list[Finding]:
+        """Read every byte of every file and compare the index. Nothing found: an empty list.
+
+        Args:
+            progress: called after each file with the bytes checked so far and the bytes of all files.
+            repair: delete what is broken (it will be encoded again) and correct the index.
+        """
+        return verify_store(self._files, self._index, repair=repair, progress=progress)
+
+    def remove(self, keys: Iterable[str]) -> Removed:
+        """Remove entries. Processes that have them mapped keep their data; what cannot be deleted is left out."""
+        wanted = set(keys)
+        return self._inventory.remove(entry for entry in self._inventory.survey().entries if entry.key in wanted)
+
+    def gc(self, *, max_bytes: int | None = None, older_than: float | None = None) -> Removed:
+        """Remove what killed processes left behind, broken files, and entries by age and size.
+
+        Args:
+            max_bytes: remove entries until the rest fits; None: the store's own limit, if it has one.
+            older_than: remove entries that were not used for this many seconds.
+        """
+        freed = sum(size for _, size in self._files.abandoned(delete=True))
+        self._locks.delete_abandoned()
+        found = self._inventory.survey()
+        freed += sum(size for key, size in found.broken.items() if self._files.delete(key))
+        oldest = 0.0 if older_than is None else time.time() - older_than
+        removed = self._inventory.remove(entry for entry in found.entries if entry.last_used < oldest).entries
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        if limit is not None:
+            gone = {entry.key for entry in removed}
+            removed += self._inventory.evict([entry for entry in found.entries if entry.key not in gone], limit).entries
+        return Removed(removed, freed + sum(entry.nbytes for entry in removed))
+
+    def close(self) -> None:
+        """Write what the index still has in memory. States that were handed out stay valid."""
+        self._opened.clear()
+        self._index.close()
+
+    def _open(self, key: str) -> Opened | None:
+        """What stands under `key`, from memory if the file is the one that was opened before; None: nothing."""
+        path = self._files.path(_checked_key(key))
+        try:
+            identity = identity_of(os.stat(path))
+            known = self._opened.get(key, identity)
+            if known is not None:
+                return known
+            opened = self._open_file(key, path, identity)
+        except FileNotFoundError:
+            self._opened.forget([key])
+            return None
+        except OSError as exc:
+            return Opened("", "", Miss(f"{path} cannot be read: {exc.strerror}"))
+        self._opened.add(key, opened)
+        return opened
+
+    def _open_file(self, key: str, path: str, identity: str) -> Opened:
+        """Open and map the file of `key`, after a check of all its bytes if it is not the file checked last."""
+        checked, checked_size = self._index.identity(key) or ("", 0)
+        try:
+            with open_entry(path) as (file, status):
+                identity = identity_of(status)
+                metadata = read_entry(file, status, key, thorough=identity != checked)
+                if identity != checked:
+                    self._index.put(EntryInfo.of(metadata, status.st_size, Path(path)), identity)
+                return Opened(identity, metadata.layout, _states(metadata, map_array(file, metadata), path))
+        except StatesError as exc:
+            size = self._files.size(key)
+            reason = f"file truncated: {size} of {checked_size} bytes" if size < checked_size else exc.message
+            # Only this very file: another process may have put a good one in its place.
+            if self._files.delete(key, identity):
+                self._index.remove([key])
+            return Opened(identity, "", Miss(reason, damaged=True))
+
+
+def _states(metadata: Metadata, array: NDArray[Any], path: str) -> KVStates:
+    return KVStates(metadata.key, array, metadata.token_ids, metadata.position_ids, Path(path), HEADER_BYTES)
+
+
+def _checked_key(key: str) -> str:
+    """Keys become file names, so nothing but a key may pass."""
+    if not is_key(key):
+        raise StoreError(f"{key!r} is not a store key", hint="a key has 1 to 128 characters of a-z and 0-9")
+    return key
