@@ -175,13 +175,13 @@ class _SchemaReader:
     def _parameter(self, element: Element, scope: _Scope) -> Parameter:
         attributes = read_attributes(element, SCHEMA_ELEMENTS["param"])
         name = _new_name("parameter", attributes["name"], element, scope.parameters)
-        length = attributes["length"]
+        length = attributes["length"].strip(SPACE)
         if not _LENGTH.fullmatch(length):
             message = f"parameter {name!r} has length {length!r}: expected a whole number of tokens, at least 1"
             raise fault(message, element.at, name=name)
         inner = self._only_text(element)
         body = inner.strip(SPACE)
-        default = attributes.get("default")
+        default = attributes["default"].strip(SPACE) if "default" in attributes else None
         if body and default is not None:
             raise fault(f"parameter {name!r} has two default texts", element.at, name=name, hint="remove one of them")
         self._flow.text(inner[: len(inner) - len(inner.lstrip(SPACE))])
