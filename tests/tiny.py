@@ -1,4 +1,4 @@
-"""A tiny random llama-type model, made in a moment: as a GGUF file that llama.cpp opens too, and as a Hugging Face folder.
+"""A tiny random llama-type model, made in a moment: a GGUF file that llama.cpp opens too, and a Hugging Face folder.
 
 Both hold the same model. Weights are scaled so that attention matters and logits are peaked: a cell that is missing,
 doubled or at a wrong position changes the answer.
