@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
+from edge_pc.errors import OptionError
 from edge_pc.machine import Machine, describe_machine
 from edge_pc.sizes import format_size
 
@@ -73,7 +74,6 @@ def examine() -> list[Check]:
         _memory(machine),
         _libraries(),
         *_home(),
-        _models(),
         backend_check("onnx"),
         backend_check("llamacpp"),
     ]
@@ -104,39 +104,48 @@ def _memory(machine: Machine) -> Check:
 
 
 def _libraries() -> Check:
-    versions, missing = [], []
-    for name in _LIBRARIES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
+    versions = {name: _version(name) for name in _LIBRARIES}
+    missing = [name for name, version in versions.items() if version is None]
     if missing:
         return Check("libraries", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Check("libraries", "ok", ", ".join(versions))
+    return Check("libraries", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _home() -> list[Check]:
+    """The checks of the folder where models and states lie."""
     from edge_pc.models import home
 
-    folder = home()
+    try:
+        folder = home()
+    except OptionError as exc:
+        return [Check("home", "problem", exc.message, "give an absolute path, or none")]
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return [_writable(folder, existing), _disk(existing), _models(folder / "models")]
+
+
+def _writable(folder: Path, existing: Path) -> Check:
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        checks = [Check("home", "ok", f"{folder}{'' if existing == folder else ' (made when needed)'}")]
-    else:
-        hint = "let EDGE_PC_HOME name a folder that you can write; until then every prompt is computed anew"
-        checks = [Check("home", "note", f"{folder} cannot be written", hint)]
+        return Check("home", "ok", f"{folder}{'' if existing == folder else ' (made when needed)'}")
+    hint = "let EDGE_PC_HOME name a folder that you can write; until then every prompt is computed anew"
+    return Check("home", "note", f"{folder} cannot be written", hint)
+
+
+def _disk(existing: Path) -> Check:
     free = shutil.disk_usage(existing).free
     if free < _LOW_DISK_BYTES:
-        checks.append(Check("disk", "note", f"{format_size(free)} free", "states of 4096 tokens take 180 MiB and more"))
-    else:
-        checks.append(Check("disk", "ok", f"{format_size(free)} free"))
-    return checks
+        return Check("disk", "note", f"{format_size(free)} free", "states of 4096 tokens take 180 MiB and more")
+    return Check("disk", "ok", f"{format_size(free)} free")
 
 
-def _models() -> Check:
-    from edge_pc.models import home
-
-    folders = sorted(path for path in (home() / "models").glob("*") if path.is_dir())
+def _models(folder: Path) -> Check:
+    folders = sorted(path for path in folder.glob("*") if path.is_dir())
     if not folders:
         return Check("models", "note", "none yet", "edge-pc pull smollm2 && edge-pc export smollm2")
     return Check("models", "ok", ", ".join(f"{folder.name} ({_holdings(folder)})" for folder in folders))

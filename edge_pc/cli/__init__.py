@@ -18,6 +18,9 @@ from edge_pc._version import __version__
 from edge_pc.cli.clock import process_age_ms as process_age_ms  # imported first: it notes when the process started
 from edge_pc.errors import EdgePCError
 
+FAULT = 1
+WRONG_INPUT = 2
+ENVIRONMENT_LACKS = 3
 INTERRUPTED = 130
 READER_GONE = 141
 
@@ -56,13 +59,17 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "--version", prog_name="edge-pc", message="%(prog)s %(version)s")
 def cli() -> None:
     """Answers long prompts almost at once, by reusing what was computed for their parts.
 
-    Start with:  edge-pc pull smollm2;  edge-pc export smollm2;  edge-pc ask "What is this?" README.md
+    \b
+    Start with:
+      edge-pc pull smollm2
+      edge-pc export smollm2
+      edge-pc ask "What is this about?" FILE...
     """
 
 
@@ -77,31 +84,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, click.Abort):
-        return _say(INTERRUPTED, "interrupted")
+        # A person at a terminal may have half a line of an answer before this.
+        sys.stderr.write(("\n" if sys.stderr.isatty() else "") + "interrupted\n")
+        return INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except click.ClickException as exc:
-        return _say(2, f"error: {exc.format_message()}", _usage_hint(exc))
-    except EdgePCError as exc:
-        return _fail(exc, exc.exit_code, f"error: {exc.message}", f"hint: {exc.hint}" if exc.hint else "")
     except Exception as exc:
-        message = f"error: unexpected {type(exc).__name__}: {exc}"
-        return _fail(exc, 1, message, "hint: this is a fault of edge-pc; run again with -vv to see where")
+        return _failed(exc)
 
 
-def _usage_hint(exc: click.ClickException) -> str:
-    context = getattr(exc, "ctx", None)
-    return f"hint: {context.command_path} --help lists what it takes" if context else ""
+def _failed(exc: Exception) -> int:
+    """Say what went wrong, with a traceback for -vv, and return the exit code."""
+    from edge_pc.cli.output import say_error
 
-
-def _fail(exc: Exception, code: int, *lines: str) -> int:
     if _wants_traceback():
         import traceback
 
         traceback.print_exception(exc)
-    return _say(code, *lines)
+    if isinstance(exc, click.ClickException):
+        context = getattr(exc, "ctx", None)
+        say_error(exc.format_message(), f"{context.command_path} --help lists what it takes" if context else None)
+        return WRONG_INPUT
+    if isinstance(exc, EdgePCError):
+        say_error(exc.message, exc.hint)
+        return exc.exit_code
+    library = (exc.name or "").partition(".")[0] if isinstance(exc, ModuleNotFoundError) else ""
+    if library and library != "edge_pc":
+        say_error(
+            f"the library {library} is not installed", "install edge-prompt-cache again; edge-pc doctor says more"
+        )
+        return ENVIRONMENT_LACKS
+    say_error(f"unexpected {type(exc).__name__}: {exc}", "this is a fault of edge-pc; run again with -vv to see where")
+    return FAULT
 
 
 def _wants_traceback() -> bool:
@@ -109,12 +125,3 @@ def _wants_traceback() -> bool:
     import logging
 
     return logging.getLogger("edge_pc").level == logging.DEBUG
-
-
-def _say(code: int, *lines: str) -> int:
-    # A person at a terminal may have half a line of an answer before this.
-    if code == INTERRUPTED and sys.stderr.isatty():
-        sys.stderr.write("\n")
-    for line in filter(None, lines):
-        sys.stderr.write(line + "\n")
-    return code

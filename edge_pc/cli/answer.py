@@ -38,10 +38,10 @@ def answer(
     if serving.stats:
         show_stats(result.stats, start_up, submitted_ms, output)
     comparison = compare() if serving.compare else None
-    if comparison is not None:
-        show_comparison(comparison, output)
     if as_json:
         output.json(result_as_json(result, comparison))
+    elif comparison is not None:
+        show_comparison(comparison, output)
 
 
 def show_stream(stream: Stream, output: Output, *, as_json: bool) -> Result:
@@ -69,18 +69,18 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
     Args:
         submitted_ms: age of the process when the prompt was submitted.
     """
+    steps = {
+        "parse": stats.parse_ms,
+        "encode": stats.encode_ms,
+        "assembly": stats.assembly_ms,
+        "forward": stats.forward_ms,
+    }
+    after_submission = ", ".join(f"{name} {_ms(ms)}" for name, ms in steps.items() if ms or name != "encode")
+    before = f"import {_ms(start_up.import_ms)}, model load {_ms(start_up.load_ms)}"
     rows = [
         ("prompt", f"{stats.prompt_tokens} tokens: {stats.cached_tokens} cached, {stats.computed_tokens} computed"),
-        (
-            "first token",
-            f"{_ms(stats.ttft_ms)} after submission: parse {_ms(stats.parse_ms)}, "
-            f"assembly {_ms(stats.assembly_ms)}, forward {_ms(stats.forward_ms)}",
-        ),
-        (
-            "",
-            f"{_ms(submitted_ms + stats.ttft_ms)} after the process started: import {_ms(start_up.import_ms)}, "
-            f"model load {_ms(start_up.load_ms)}, then the above",
-        ),
+        ("first token", f"{_ms(stats.ttft_ms)} after submission: {after_submission}"),
+        ("", f"{_ms(submitted_ms + stats.ttft_ms)} after the process started: {before}, then the above"),
         ("answer", f"{stats.new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s"),
     ]
     output.note("")

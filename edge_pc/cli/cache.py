@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +20,7 @@ from edge_pc.cli.options import (
     output_options,
     reads,
 )
-from edge_pc.cli.output import Output
+from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError
 from edge_pc.sizes import format_size, parse_size
 
@@ -61,7 +61,7 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
     with _open_store(cache_dir) as store:
         entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
     if as_json:
-        out.json({"entries": [_entry_as_json(entry) for entry in entries]})
+        out.json({"entries": [asdict(entry) for entry in entries]})
     elif not entries:
         out.note(f"no states are stored in {_folder(cache_dir)}")
     else:
@@ -84,10 +84,6 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
         )
 
 
-def _entry_as_json(entry: EntryInfo) -> dict[str, Any]:
-    return {**asdict(entry), "path": str(entry.path)}
-
-
 @cache.command(cls=GroupedCommand)
 @cache_dir_option
 @json_option
@@ -98,13 +94,13 @@ def info(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
     with _open_store(cache_dir) as store:
         totals = store.totals()
     if as_json:
-        out.json({**asdict(totals), "path": str(totals.path)})
+        out.json(asdict(totals))
         return
     free = "unknown" if totals.free_bytes is None else format_size(totals.free_bytes)
     rows = {
         "folder": totals.path,
-        "stored": f"{totals.entries} states, {totals.tokens} tokens, {format_size(totals.nbytes)}",
-        "used": f"{totals.hits} times",
+        "stored": f"{counted(totals.entries, 'module')}, {counted(totals.tokens, 'token')}, {format_size(totals.nbytes)}",
+        "used": counted(totals.hits, "time"),
         "free": f"{free} on this disk",
     }
     for name, text in rows.items():
@@ -123,8 +119,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
         entries = store.totals().entries
         findings = store.verify(lambda done, total: update(done, total, format_size(done)), repair=repair)
     if as_json:
-        found = [{**asdict(finding), "path": str(finding.path)} for finding in findings]
-        out.json({"ok": not findings, "entries": entries, "findings": found})
+        out.json({"ok": not findings, "entries": entries, "findings": [asdict(finding) for finding in findings]})
     elif findings:
         out.table(
             ["file", "problem", "done"],
@@ -133,7 +128,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
         if not repair:
             out.note("hint: edge-pc cache verify --repair deletes what is broken; it is computed again when needed")
     else:
-        out.note(f"{entries} stored states checked, all of them whole")
+        out.note(f"{counted(entries, 'stored module')} checked: no damage")
     return DAMAGE_FOUND if findings else 0
 
 
@@ -167,7 +162,7 @@ def rm(
         _check_all_found(what, chosen)
         if chosen and not yes:
             size = format_size(sum(entry.nbytes for entry in chosen))
-            click.confirm(f"Remove {len(chosen)} stored states, {size}?", abort=True, err=True)
+            click.confirm(f"Remove {counted(len(chosen), 'stored module')}, {size}?", abort=True, err=True)
         _show_removed(store.remove([entry.key for entry in chosen]), out, as_json=as_json)
 
 
@@ -190,7 +185,7 @@ def _show_removed(removed: Removed, out: Output, *, as_json: bool) -> None:
     if as_json:
         out.json({"removed": [entry.key for entry in removed.entries], "bytes": removed.nbytes})
     else:
-        out.note(f"removed {len(removed.entries)} stored states, {format_size(removed.nbytes)} freed")
+        out.note(f"removed {counted(len(removed.entries), 'stored module')}, {format_size(removed.nbytes)} freed")
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from edge_pc.cli import ENVIRONMENT_LACKS
 from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, output_options
 from edge_pc.cli.output import Output
 
 if TYPE_CHECKING:
     from edge_pc.doctor import Check
-
-ENVIRONMENT_LACKS = 3
 
 
 @click.command(cls=GroupedCommand)
@@ -40,19 +40,13 @@ def doctor(as_json: bool, output: OutputOptions) -> int:
 
 
 def _show(checks: list[Check]) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from edge_pc.cli.output import console
-
-    screen = console(sys.stdout)
-    marks = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("FAIL", "bold red")}
+    marks = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("FAIL", "red")}
     width = max(len(check.name) for check in checks)
+    columns = shutil.get_terminal_size((110, 24)).columns
     for check in checks:
-        mark, style = marks[check.status]
-        head = Text.assemble((f"{mark:<5}", style), f"{check.name:<{width}}  ")
-        body = Text(check.detail + (f"\nhint: {check.hint}" if check.hint else ""))
-        lines = body.wrap(screen, max(20, screen.width - len(head)))
-        screen.print(Text.assemble(head, lines[0]))
-        for line in lines[1:]:
-            screen.print(Padding(line, (0, 0, 0, len(head))))
+        mark, colour = marks[check.status]
+        head = f"{mark:<5}{check.name:<{width}}  "
+        lines = textwrap.wrap(check.detail, max(30, columns - len(head)))
+        lines += textwrap.wrap(f"hint: {check.hint}", max(30, columns - len(head))) if check.hint else []
+        text = ("\n" + " " * len(head)).join(lines)
+        click.echo(click.style(f"{mark:<5}", fg=colour) + f"{check.name:<{width}}  {text}")

@@ -16,7 +16,7 @@ from edge_pc.cli.options import (
     json_option,
     output_options,
 )
-from edge_pc.cli.output import Output, read_stdin
+from edge_pc.cli.output import Output, counted, read_stdin
 from edge_pc.cli.session import open_engine
 from edge_pc.sizes import format_size
 
@@ -52,13 +52,13 @@ def _encode(engine: Engine, source: str, out: Output) -> tuple[str, EncodeReport
         out.note(f"{layout.name}: everything is stored already")
         return layout.name, engine.encode(layout)
     out.note(
-        f"{layout.name}: computing {size.tokens} tokens, writing {format_size(size.nbytes)} to {engine.store.path}"
+        f"{layout.name}: computing {counted(size.tokens, 'token')}, writing {format_size(size.nbytes)} to {engine.store.path}"
     )
     with out.progress(layout.name) as update:
         report = engine.encode(layout, lambda p: update(p.done_tokens, p.total_tokens, p.module))
     out.note(
-        f"{layout.name}: {len(report.encoded)} modules encoded, {len(report.reused)} stored already; "
-        f"{report.tokens} tokens in {report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s), "
+        f"{layout.name}: {counted(len(report.encoded), 'module')} encoded, {len(report.reused)} stored already; "
+        f"{counted(report.tokens, 'token')} in {report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s), "
         f"{format_size(report.nbytes)}"
     )
     return layout.name, report

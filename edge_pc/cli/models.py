@@ -49,7 +49,10 @@ def pull(name: str, output: OutputOptions) -> None:
 @option("--force", is_flag=True, help="Export again what is there already.")
 @output_options
 def export(model: str, folder: str | None, bits: str, force: bool, output: OutputOptions) -> None:
-    """Make a model ready to run: MODEL is a pulled model's name, a GGUF file or a Hugging Face folder."""
+    """Make a model ready to run.
+
+    MODEL is a pulled model's name, a GGUF file, or a Hugging Face folder (config.json, safetensors, tokenizer.json).
+    """
     from edge_pc import models
     from edge_pc.export import export as export_model
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 # update(done, total, text): how far the work is, in its own unit, and what is being worked on.
 Update = Callable[[float, float, str], None]
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 module`, `2 modules`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def prepare_streams() -> None:
@@ -37,6 +42,12 @@ def read_stdin() -> str:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise OptionError(f"stdin is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
+
+
+def say_error(message: str, hint: str | None) -> None:
+    """`error: …` and `hint: …` on stderr, whatever -q says."""
+    sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+    sys.stderr.flush()
 
 
 class Output:
@@ -64,8 +75,8 @@ class Output:
         sys.stdout.flush()
 
     def json(self, value: object) -> None:
-        """Write one JSON object; it is UTF-8 like every answer."""
-        self.answer(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+        """Write one JSON object on one line; paths become text."""
+        self.answer(json.dumps(value, ensure_ascii=False, default=str) + "\n")
 
     def note(self, text: str) -> None:
         """Say something on stderr, unless quiet."""
@@ -94,12 +105,20 @@ class Output:
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Update]:
-        """A bar on a terminal; elsewhere, with -v, one line for each thing worked on."""
-        if self.bars:
-            with _bar(label) as update:
-                yield update
-        else:
+        """A bar on a terminal, from the first update on; elsewhere, with -v, one line for each thing worked on."""
+        if not self.bars:
             yield self._lines(label)
+            return
+        with ExitStack() as shown:
+            bar: Update | None = None
+
+            def update(done: float, total: float, text: str) -> None:
+                nonlocal bar
+                # Not before there is something to show: an answer whose states are stored does not wait for it.
+                bar = bar or shown.enter_context(_bar(label))
+                bar(done, total, text)
+
+            yield update
 
     def _lines(self, label: str) -> Update:
         last = ""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_pc.cli import WRONG_INPUT
 from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, model_option, output_options
-from edge_pc.cli.output import Output, console, read_stdin
-from edge_pc.errors import EdgePCError
+from edge_pc.cli.output import Output, console, counted, read_stdin, say_error
+from edge_pc.errors import ContextLengthError, PMLError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -84,29 +85,42 @@ def check(schemas: tuple[str, ...], model: str, as_json: bool, output: OutputOpt
     Warns where texts meet that would have other tokens if they were one piece of text.
     """
     out = Output(output)
-    findings = []
-    for source in schemas:
-        try:
-            explained = Explained.read(source, model)
-        except EdgePCError as exc:
-            if exc.exit_code != 2 or (len(schemas) == 1 and not as_json):
-                raise
-            findings.append({"schema": source, "ok": False, "error": exc.message, "hint": exc.hint, "warnings": []})
-            if not as_json:
-                click.echo(f"error: {exc.message}" + (f"\nhint: {exc.hint}" if exc.hint else ""), err=True)
-            continue
-        warnings = [_seam_text(seam) for seam in explained.seams]
-        findings.append({"schema": source, "ok": True, "error": None, "hint": None, "warnings": warnings})
-        if not as_json:
-            for warning in warnings:
-                out.note(f"warning: {warning}")
-            modules = len(explained.layout.modules) - 1
-            out.note(
-                f"{source}: fine; {modules} modules, {explained.layout.length} of {explained.spec.max_positions} positions"
-            )
+    findings = [_finding(source, model) for source in schemas]
+    good = all(finding["ok"] for finding in findings)
     if as_json:
-        out.json({"ok": all(finding["ok"] for finding in findings), "schemas": findings})
-    return 0 if all(finding["ok"] for finding in findings) else 2
+        out.json({"ok": good, "schemas": findings})
+    else:
+        for finding in findings:
+            _show_finding(finding, out)
+    return 0 if good else WRONG_INPUT
+
+
+def _finding(source: str, model: str) -> dict[str, Any]:
+    """What is to be said about one schema."""
+    try:
+        explained = Explained.read(source, model)
+    except (PMLError, ContextLengthError) as exc:
+        return {"schema": source, "ok": False, "error": exc.message, "hint": exc.hint, "warnings": []}
+    return {
+        "schema": source,
+        "ok": True,
+        "modules": len(explained.layout.modules) - 1,
+        "positions": explained.layout.length,
+        "max_positions": explained.spec.max_positions,
+        "warnings": [_seam_text(seam) for seam in explained.seams],
+    }
+
+
+def _show_finding(finding: dict[str, Any], out: Output) -> None:
+    for warning in finding["warnings"]:
+        out.note(f"warning: {warning}")
+    if finding["ok"]:
+        modules = counted(finding["modules"], "module")
+        out.note(
+            f"{finding['schema']}: fine; {modules}, {finding['positions']} of {finding['max_positions']} positions"
+        )
+    else:
+        say_error(finding["error"], finding["hint"])
 
 
 def _seam_text(seam: Seam) -> str:
