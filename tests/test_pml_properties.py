@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from xml.sax.saxutils import escape, quoteattr
 
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge_pc.errors import PMLError
@@ -26,6 +26,9 @@ from edge_pc.pml import (
     select,
 )
 from edge_pc.pml.text import dedent
+
+# Nothing here depends on how fast the machine is.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NOWHERE = Location(None, 1, 1)
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs"], exclude_characters="\ufffe\uffff"), min_size=1)
@@ -172,6 +175,7 @@ def without_places(node: Node) -> Node:
     return replace(node, children=tuple(without_places(child) for child in node.children))
 
 
+@patient
 @given(SCHEMAS.map(tidy), st.data())
 def test_a_written_schema_reads_back_as_itself(schema: Schema, data: st.DataObject) -> None:
     text = f'<schema name="s">{write_all(schema.children, data)}</schema>'
@@ -192,6 +196,7 @@ NOISE = st.lists(FRAGMENTS | st.text(st.characters()), max_size=20).map("".join)
 BASE = parse_schema('<schema name="s"><module name="m">a <param name="p" len="1">b</param></module></schema>')
 
 
+@patient
 @given(NOISE | NOISE.map('<schema name="s">{}</schema>'.format) | st.binary().map(lambda data: data.decode("latin-1")))
 @example("<a" * 1000)
 @example('<?xml version="1.0" encoding="utf-16"?><schema name="s"/>')
@@ -200,6 +205,7 @@ def test_no_text_raises_anything_but_a_pml_error_as_a_schema(text: str) -> None:
         assert isinstance(parse_schema(text), Schema)
 
 
+@patient
 @given(NOISE | NOISE.map('<prompt schema="s">{}</prompt>'.format))
 def test_no_text_raises_anything_but_a_pml_error_as_a_prompt(text: str) -> None:
     with suppress(PMLError):
@@ -211,6 +217,7 @@ def test_no_text_raises_anything_but_a_pml_error_as_a_prompt(text: str) -> None:
 LINES = st.text(st.sampled_from(" \t\nab<&"), max_size=40)
 
 
+@patient
 @given(LINES)
 def test_only_white_space_is_ever_lost(text: str) -> None:
     schema = parse_schema(f'<schema name="s">x {escape(text)}</schema>')
@@ -219,17 +226,20 @@ def test_only_white_space_is_ever_lost(text: str) -> None:
     assert "".join(node.text.split()) == "x" + "".join(text.split())
 
 
+@patient
 @given(LINES)
 def test_preserved_text_is_kept_whole(text: str) -> None:
     schema = parse_schema(f'<schema name="s" xml:space="preserve">x{escape(text)}</schema>')
     assert [node.text for node in schema.children if isinstance(node, Text)] == [f"x{text}"]
 
 
+@patient
 @given(LINES)
 def test_dedenting_twice_changes_nothing_more(text: str) -> None:
     assert dedent(dedent(text)) == dedent(text)
 
 
+@patient
 @given(LINES)
 def test_dedenting_keeps_lines_and_their_relative_indentation(text: str) -> None:
     before, after = text.split("\n"), dedent(text).split("\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,7 @@ FAULTS = [
     ('<schema name="s">&nbsp;</schema>', 1, 18, None, None, "entity"),
     ('<schema name="s">\n \ud800</schema>', 2, 2, None, None, "U+D800"),
     ('<schema name="s"></schema> x', 1, 28, None, None, "document element"),
+    ('<schema name="s"><x:a/></schema>', 1, 18, None, None, "unbound prefix"),
     # Elements and attributes
     ("<scheme/>", 1, 1, "scheme", "schema", "expected <schema>"),
     ('<prompt schema="s"/>', 1, 1, "prompt", None, "this is a prompt"),
@@ -196,6 +199,13 @@ def test_dtds_and_with_them_entities_are_refused(doctype: str) -> None:
     with pytest.raises(PMLError, match="DOCTYPE") as caught:
         parse_schema(f'\n{doctype}<schema name="s">&a;&c;</schema>')
     assert caught.value.line == 2
+
+
+def test_reading_pml_needs_nothing_slow() -> None:
+    code = "import sys, edge_pc.pml; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "edge_pc.pml" in loaded
+    assert not {"urllib.request", "numpy", "onnxruntime", "tokenizers"} & set(loaded)
 
 
 class TestFiles:

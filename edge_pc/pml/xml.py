@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax import SAXParseException
-from xml.sax.handler import ContentHandler
-from xml.sax.xmlreader import Locator
+from xml.parsers.expat import ErrorString
 
-from defusedxml.common import DefusedXmlException
-from defusedxml.expatreader import DefusedExpatParser
+# Not its SAX parser: that one imports urllib.request, which takes longer than everything else here.
+from defusedxml.ElementTree import DTDForbidden, ParseError, XMLParser
 
 from edge_pc.errors import PMLError
 from edge_pc.pml.faults import fault
@@ -25,6 +23,7 @@ MAX_DEPTH = 64
 MARKUP_HINT = "code with < or & belongs in <![CDATA[ … ]]> or, in a schema, in a file of its own that src= names"
 # XML's white space; a no-break space, for example, is text.
 SPACE = " \t\r\n"
+_XML_SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,78 +70,73 @@ def read_xml(text: str, source: Path | None) -> Element:
         PMLError: the text is not well-formed, has a DTD, or is nested too deeply.
     """
     text = text.removeprefix("\ufeff")
-    reader = _Reader(forbid_dtd=True)
-    handler = _TreeBuilder(source, reader)
-    reader.setContentHandler(handler)
+    builder = _TreeBuilder(source)
+    parser = XMLParser(target=builder, forbid_dtd=True)
+    builder.follow(parser.parser)
     try:
-        reader.feed(text)
-        reader.close()
-    except SAXParseException as exc:
-        at = Location(source, exc.getLineNumber() or 1, (exc.getColumnNumber() or 0) + 1)
-        raise fault(handler.explain(exc.getMessage()), at, hint=MARKUP_HINT) from exc
-    except DefusedXmlException as exc:
+        parser.feed(text)
+        parser.close()
+    except ParseError as exc:
+        line, column = exc.position
+        message = builder.explain(ErrorString(exc.code))
+        raise fault(message, Location(source, line, column + 1), hint=MARKUP_HINT) from exc
+    except DTDForbidden as exc:
         raise fault(
             "a DOCTYPE is not allowed in PML, nor are entities that it would declare",
-            handler.here(),
+            builder.here(),
             hint="remove it and write the text itself; &lt; &gt; &amp; &quot; &apos; and &#…; need no declaration",
         ) from exc
     except UnicodeEncodeError as exc:
         before = text[: exc.start]
         at = Location(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise fault(f"U+{ord(text[exc.start]):04X} is half a character and cannot stand in a text", at) from exc
-    return handler.root
+    return builder.root
 
 
-class _Reader(DefusedExpatParser):  # type: ignore[misc]  # defusedxml has no types
-    """The safe SAX parser, told to hand over each line of text by itself, so that the text's place is known."""
+class _TreeBuilder:
+    """Builds the tree from the parser's events."""
 
-    def reset(self) -> None:
-        super().reset()
-        self._parser.buffer_text = False
-
-
-class _TreeBuilder(ContentHandler):
-    """Builds the tree from SAX events."""
-
-    def __init__(self, source: Path | None, locator: Locator) -> None:
-        super().__init__()
+    def __init__(self, source: Path | None) -> None:
         self.root: Element
         self._source = source
-        self._locator = locator
+        self._expat: Any = None
         self._open: list[Element] = []
         self._parts: list[str] = []
         self._text_at: Location | None = None
 
-    def here(self) -> Location:
-        return Location(self._source, self._locator.getLineNumber() or 1, (self._locator.getColumnNumber() or 0) + 1)
+    def follow(self, expat: Any) -> None:
+        """Take places from the parser `expat`, which is to hand over each line of text by itself for that."""
+        expat.buffer_text = False
+        self._expat = expat
 
-    def startElement(self, name: str, attrs: Any) -> None:
+    def here(self) -> Location:
+        return Location(self._source, self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber + 1)
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._end_text()
         at = self.here()
         if len(self._open) == MAX_DEPTH:
-            raise fault(f"<{name}> is nested more than {MAX_DEPTH} levels deep", at, name=name)
-        attributes = dict(attrs)
-        space = attributes.pop("xml:space", None)
+            raise fault(f"<{tag}> is nested more than {MAX_DEPTH} levels deep", at, name=tag)
+        space = attributes.pop(_XML_SPACE, None)
         if space not in (None, "preserve", "default"):
             raise fault(f'xml:space="{space}": expected "preserve" or "default"', at, name="xml:space")
         inherited = self._open[-1].preserve if self._open else False
-        preserve = inherited if space is None else space == "preserve"
-        element = Element(name, attributes, [], preserve, at)
+        element = Element(tag, attributes, [], inherited if space is None else space == "preserve", at)
         if self._open:
             self._open[-1].children.append(element)
         else:
             self.root = element
         self._open.append(element)
 
-    def endElement(self, name: str) -> None:
+    def end(self, tag: str) -> None:
         self._end_text()
         self._open.pop()
 
-    def characters(self, content: str) -> None:
-        if self._text_at is None and (blank := len(content) - len(content.lstrip(SPACE))) < len(content):
+    def data(self, text: str) -> None:
+        if self._text_at is None and (blank := len(text) - len(text.lstrip(SPACE))) < len(text):
             here = self.here()
             self._text_at = Location(here.source, here.line, here.column + blank)
-        self._parts.append(content)
+        self._parts.append(text)
 
     def explain(self, message: str) -> str:
         """What the parser's `message` means here, with the element that is open where that helps."""
