@@ -104,6 +104,8 @@ FAULTS = [
     ("<plam/>", 1, "plam", "plan", "unknown module 'plam'"),
     ("<Plan/>", 1, "Plan", "plan", "unknown module 'Plan'"),
     ("<zzz/>", 1, "zzz", None, "there are: plan, one, two, unit.py"),
+    ("<night.trains/>", 1, "night.trains", "night.train", "there are: plan"),
+    ("<pair/>", 1, "pair", None, '<scaffold name="pair"/>'),
     ("<sea/>", 1, "sea", None, "module 'sea' is inside 'plan': import its parent first"),
     ("<night.train/>", 1, "night.train", None, "write <plan><rail><night.train/></rail></plan>"),
     ('<plan days="1"><one/></plan>', 16, "one", None, "at the schema's top level, not in module 'plan'"),

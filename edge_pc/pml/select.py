@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_pc.errors import PMLError
-from edge_pc.pml.faults import fault
+from edge_pc.pml.faults import fault, nearest
 from edge_pc.pml.model import (
     FreeText,
     Import,
@@ -165,7 +165,9 @@ class _Selector:
         elsewhere = [path for path in self.paths if path.rpartition("/")[2] == item.name]
         if not elsewhere:
             message = f"unknown module {item.name!r}: {where} has none of that name"
-            return fault(message, item.at, name=item.name, among=scope.modules, hint=_listing(scope))
+            near = nearest(item.name, scope.modules) is not None
+            among = scope.modules if near else [path.rpartition("/")[2] for path in self.paths]
+            return fault(message, item.at, name=item.name, among=among, hint=_listing(item.name, scope))
         outer = elsewhere[0].rpartition("/")[0]
         if not outer:
             message = f"module {item.name!r} is at the schema's top level, not in {where}"
@@ -199,7 +201,9 @@ def _without_scaffolds(imports: Sequence[Import], scope: _Scope) -> Iterator[Imp
         yield from (Import(name, {}, (), item.at) for name in members if name not in said)
 
 
-def _listing(scope: _Scope) -> str:
+def _listing(name: str, scope: _Scope) -> str:
+    if name in scope.scaffolds:
+        return f'a scaffold is imported by <scaffold name="{name}"/>'
     return f"there are: {', '.join(scope.modules)}" if scope.modules else "there is none"
 
 
