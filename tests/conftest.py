@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import tiny
+
+# The person's own home: only the real model is taken from it, because it is pulled and exported once.
+_OWN_HOME = os.environ.get("EDGE_PC_HOME")
+
+
+@contextmanager
+def _home(path: str | None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if path is None:
+            patch.delenv("EDGE_PC_HOME", raising=False)
+        else:
+            patch.setenv("EDGE_PC_HOME", path)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +50,29 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from edge_pc.export import export
 
     folder = tmp_path_factory.mktemp("model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGE_PC_HOME", str(folder))
+    with _home(str(folder)):
         return export(tiny_gguf, folder / "tiny", bits=32)
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real SmolLM2 as it is pulled; skips where it is neither there nor can be downloaded."""
+    from edge_pc import models
+    from edge_pc.errors import MissingDependencyError
+
+    with _home(_OWN_HOME):
+        try:
+            return models.pull("smollm2")
+        except MissingDependencyError as exc:
+            pytest.skip(f"SmolLM2 is not here: {exc.message}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Path:
+    """The real SmolLM2, exported with 8-bit weights into the cache home."""
+    from edge_pc import models
+    from edge_pc.export import export
+
+    with _home(_OWN_HOME):
+        folder = models.export_folder("smollm2")
+        return folder if folder.exists() else export(smollm2_gguf, folder)

@@ -27,8 +27,9 @@ CHAT_TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Words that become one token each, by merging letter after letter.
+# Words that become one token each, by merging letter after letter; the last ones tell rules for cutting text apart.
 _WORDS = ("Ġthe", "Ġand", "Ġof", "Ġto", "Ġin", "Ġis", "system", "user", "assistant", "Ġmodule", "ing", "ĠĠĠĠ")
+_WORDS += ("1234", "Ġ1", "ĊĊ", "!!Ċ", "'LL", "aB")
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,13 @@ def write_hf(folder: Path, model: TinyModel = TinyModel(), *, dtype: str = "floa
     tokens, _ = vocabulary()
     _write_json(folder / "config.json", _hf_config(model))
     _write_json(folder / "generation_config.json", {"eos_token_id": [tokens.index(EOS), 0]})
-    settings = {"bos_token": BOS, "eos_token": {"content": EOS}, "chat_template": CHAT_TEMPLATE, "add_bos_token": False}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": {"__type": "AddedToken", "content": EOS},
+        "chat_template": CHAT_TEMPLATE,
+        "add_bos_token": False,
+    }
     _write_json(folder / "tokenizer_config.json", settings)
     return folder
 
