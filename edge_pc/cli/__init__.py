@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -43,7 +44,16 @@ Exit codes: 0 done, 1 a fault of edge-pc, 2 wrong input, 3 the environment lacks
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed."""
+    """The group of all commands, each imported when it is needed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Click's own ways out would write an empty line, and exit with 1.
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            return _interrupted()
+        except BrokenPipeError:
+            return _reader_gone()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -84,15 +94,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, click.Abort):
-        # A person at a terminal may have half a line of an answer before this.
-        sys.stderr.write(("\n" if sys.stderr.isatty() else "") + "interrupted\n")
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
-        # The interpreter flushes stdout once more on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
+        return _reader_gone()
     except Exception as exc:
         return _failed(exc)
+
+
+def _interrupted() -> int:
+    # A person at a terminal has half a line before this, of the answer or ^C.
+    sys.stderr.write(("\n" if sys.stderr.isatty() else "") + "interrupted\n")
+    return INTERRUPTED
+
+
+def _reader_gone() -> int:
+    # The interpreter flushes stdout once more on its way out.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return READER_GONE
 
 
 def _failed(exc: Exception) -> int:

@@ -97,9 +97,10 @@ def info(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
         out.json(asdict(totals))
         return
     free = "unknown" if totals.free_bytes is None else format_size(totals.free_bytes)
+    modules, tokens = counted(totals.entries, "module"), counted(totals.tokens, "token")
     rows = {
         "folder": totals.path,
-        "stored": f"{counted(totals.entries, 'module')}, {counted(totals.tokens, 'token')}, {format_size(totals.nbytes)}",
+        "stored": f"{modules}, {tokens}, {format_size(totals.nbytes)}",
         "used": counted(totals.hits, "time"),
         "free": f"{free} on this disk",
     }

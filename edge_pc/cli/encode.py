@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +21,7 @@ from edge_pc.cli.session import open_engine
 from edge_pc.sizes import format_size
 
 if TYPE_CHECKING:
-    from edge_pc.engine import EncodeReport, Engine
+    from edge_pc.engine import Engine
 
 
 @click.command(cls=GroupedCommand)
@@ -37,28 +37,23 @@ def encode(schemas: tuple[str, ...], engine_options: EngineOptions, as_json: boo
     out = Output(output)
     engine, _ = open_engine(engine_options, out)
     with engine:
-        reports = {}
-        for source in schemas:
-            name, report = _encode(engine, source, out)
-            reports[source] = {"schema": name, **asdict(report)}
+        reports = [{"source": source, **_encode(engine, source, out)} for source in schemas]
     if as_json:
         out.json({"schemas": reports})
 
 
-def _encode(engine: Engine, source: str, out: Output) -> tuple[str, EncodeReport]:
+def _encode(engine: Engine, source: str, out: Output) -> dict[str, Any]:
     layout = engine.load_schema(read_stdin() if source == "-" else Path(source))
     size = engine.encoding_size(layout)
-    if not size.tokens:
-        out.note(f"{layout.name}: everything is stored already")
-        return layout.name, engine.encode(layout)
-    out.note(
-        f"{layout.name}: computing {counted(size.tokens, 'token')}, writing {format_size(size.nbytes)} to {engine.store.path}"
-    )
+    if size.tokens:
+        tokens, nbytes = counted(size.tokens, "token"), format_size(size.nbytes)
+        out.note(f"{layout.name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
     with out.progress(layout.name) as update:
         report = engine.encode(layout, lambda p: update(p.done_tokens, p.total_tokens, p.module))
-    out.note(
-        f"{layout.name}: {counted(len(report.encoded), 'module')} encoded, {len(report.reused)} stored already; "
-        f"{counted(report.tokens, 'token')} in {report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s), "
-        f"{format_size(report.nbytes)}"
-    )
-    return layout.name, report
+    if report.encoded:
+        speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
+        modules, tokens = counted(len(report.encoded), "module"), counted(report.tokens, "token")
+        out.note(f"{layout.name}: {modules} encoded, {len(report.reused)} stored already; {tokens} in {speed}")
+    else:
+        out.note(f"{layout.name}: everything is stored already ({counted(len(report.reused), 'module')})")
+    return {"schema": layout.name, **asdict(report)}

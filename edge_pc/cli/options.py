@@ -46,7 +46,9 @@ class GroupedOption(click.Option):
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         text = self.resolve_envvar_value(ctx)
-        return text.splitlines() if self.multiple and text is not None else super().value_from_envvar(ctx)
+        if self.multiple and text is not None:
+            return [line for line in text.splitlines() if line]
+        return super().value_from_envvar(ctx)
 
 
 class GroupedCommand(click.Command):
