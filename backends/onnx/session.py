@@ -42,9 +42,10 @@ def open_session(folder: Path, *, threads: int | None, provider: str, verbose: b
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.log_severity_level = _WARNING if verbose else _FATAL
+    providers = _providers(provider)
     path = folder / MODEL_FILE
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=_providers(provider))
+        return onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as exc:  # onnxruntime's own exceptions share no public base
         raise ModelError(f"{path} cannot be loaded: {exc}", hint="export the model again") from exc
 
