@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: affinity (`taskset`) and the cgroup's CPU limit counted, not the machine's all."""
+"""How many CPUs this process may use: affinity (`taskset`) and the cgroup's CPU limit count, not the whole machine."""
 
 from __future__ import annotations
 

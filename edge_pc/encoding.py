@@ -121,7 +121,7 @@ class SchemaEncodings:
         The only module of a schema has the joint encoding with the anonymous text alone: it is imported or nothing is.
         """
         singles = [] if self._has_only_module() else [path for path in self._layout.modules if self._cached(path)]
-        groups = [(path,) for path in singles]
+        groups: list[tuple[str, ...]] = [(path,) for path in singles]
         for scope in dict.fromkeys(scaffold.scope for scaffold in self._scaffolds):
             here = [scaffold for scaffold in self._scaffolds if scaffold.scope == scope]
             choices = [[scaffold] for scaffold in here] + ([here] if len(here) > 1 else [])
@@ -189,9 +189,7 @@ class SchemaEncodings:
         counts = [int(np.searchsorted(encoding.kept_position_ids, position_ids[0])) for encoding in above]
         return tuple(Context(e.paths[0], count) for e, count in zip(above, counts, strict=True) if count)
 
-    def _key(
-        self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Context, ...]
-    ) -> str:
+    def _key(self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Context, ...]) -> str:
         """Hash of a run and of everything it attends to, chained through the contexts' own.
 
         Of a context only the part that is attended to counts: an edit behind it changes nothing here.

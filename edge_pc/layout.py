@@ -13,7 +13,8 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray
 from edge_pc.chat import ChatTemplate
-from edge_pc.errors import ContextLengthError, PMLError
+from edge_pc.errors import ContextLengthError
+from edge_pc.pml.faults import fault
 from edge_pc.pml.model import Module, Node, Parameter, Role, Scaffold, Schema, Text, Turn, Union
 from edge_pc.tokenizer import Tokenizer
 
@@ -77,6 +78,7 @@ class SchemaLayout:
         scaffolds: in document order.
         closing_ids: short anonymous text behind the last module; computed with each prompt, so in no module's cells.
         length: positions that the schema takes, closing text included.
+        bos_id: the token at position 0 that the model wants, or None.
         roles: of its chat tags, in order.
     """
 
@@ -85,6 +87,7 @@ class SchemaLayout:
     scaffolds: tuple[ScaffoldLayout, ...]
     closing_ids: tuple[int, ...]
     length: int
+    bos_id: int | None
     roles: tuple[Role, ...]
 
     @property
@@ -115,7 +118,7 @@ def lay_out(
         PMLError: a parameter's default text is longer than the parameter.
         ModelError: chat tags, and the model has no chat template.
     """
-    walk = _Walk(tokenizer, template)
+    walk = _Walk(tokenizer, template, bos_id)
     if bos_id is not None:
         walk.owner(ROOT).append([bos_id], 0)
     length = walk.nodes(schema.children, ROOT, 1 if bos_id is not None else 0)
@@ -128,7 +131,13 @@ def lay_out(
     closing = walk.take_closing()
     walk.owner(ROOT).length = length
     modules = {path: owner.layout(path) for path, owner in walk.owners.items()}
-    return SchemaLayout(schema, modules, tuple(walk.scaffolds), closing, length, tuple(walk.roles))
+    return SchemaLayout(schema, modules, tuple(walk.scaffolds), closing, length, bos_id, tuple(walk.roles))
+
+
+def template_ids(tokenizer: Tokenizer, prefix: str, bos_id: int | None) -> list[int]:
+    """Tokens of a turn's prefix, without the BOS that a template may write: the layout has put it at position 0."""
+    token_ids = tokenizer.encode_template(prefix)
+    return token_ids[1:] if bos_id is not None and token_ids[:1] == [bos_id] else token_ids
 
 
 @dataclass(slots=True)
@@ -159,9 +168,10 @@ class _Owner:
 class _Walk:
     """Walks a schema in document order; each method takes the next free position and returns the one after."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, bos_id: int | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._bos_id = bos_id
         self.owners: dict[str, _Owner] = {ROOT: _Owner(None, 0, cache=True)}
         self.scaffolds: list[ScaffoldLayout] = []
         self.roles: list[Role] = []
@@ -200,7 +210,7 @@ class _Walk:
     def _turn(self, turn: Turn, path: str, start: int) -> int:
         affixes = self._template.affixes(turn.role, first=not self.roles)
         self.roles.append(turn.role)
-        start = self.owner(path).append(self._tokenizer.encode_template(affixes.prefix), start)
+        start = self.owner(path).append(template_ids(self._tokenizer, affixes.prefix, self._bos_id), start)
         start = self.nodes(turn.children, path, start)
         return self.owner(path).append(self._tokenizer.encode_template(affixes.suffix), start)
 
@@ -210,12 +220,13 @@ class _Walk:
             text = " " + parameter.default if parameter.space_before else parameter.default
             default = tuple(self._tokenizer.encode(text))
             if len(default) > parameter.length:
-                raise PMLError(
+                raise fault(
                     f"the default text of parameter {parameter.name!r} has {len(default)} tokens, "
                     f"its length is {parameter.length}",
-                    source=parameter.at.source, line=parameter.at.line, column=parameter.at.column,
-                    name=parameter.name, hint=f"set the length to at least {len(default)}, or shorten the text",
-                )  # fmt: skip
+                    parameter.at,
+                    name=parameter.name,
+                    hint=f"set the length to at least {len(default)}, or shorten the text",
+                )
         return Slot(parameter.name, start, parameter.length, parameter.space_before, default)
 
     def take_closing(self) -> tuple[int, ...]:

@@ -81,11 +81,11 @@ class _Graph:
         self._data = data
 
     def node(
-        self, op: str, inputs: list[str], name: str, *, domain: str = "", outputs: list[str] | None = None, **attributes: Any
+        self, op: str, inputs: list[str], name: str, *more_outputs: str, domain: str = "", **attributes: Any
     ) -> str:
-        outputs = outputs or [name]
+        outputs = [name, *more_outputs]
         self.nodes.append(helper.make_node(op, inputs, outputs, name=name, domain=domain, **attributes))
-        return outputs[0]
+        return name
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A small initializer, kept in the model file itself."""
@@ -191,9 +191,15 @@ def _embedding(graph: _Graph, weights: LlamaWeights) -> tuple[str, list[str]]:
     shapes = ((vocab, blocks * BLOCK), (vocab, blocks), (vocab, blocks))
     rows = []
     for initializer, shape in zip(table, shapes, strict=True):
-        matrix = graph.node("Reshape", [initializer, graph.constant(f"{initializer}.shape", np.array(shape))], f"{initializer}.rows")
+        rows_shape = graph.constant(f"{initializer}.shape", np.array(shape))
+        matrix = graph.node("Reshape", [initializer, rows_shape], f"{initializer}.rows")
         rows.append(graph.node("Gather", [matrix, "input_ids"], f"{initializer}.tokens"))
-    x = graph.node("DequantizeLinear", rows, "embed.padded", axis=2, block_size=BLOCK)
+    x = graph.node("DequantizeLinear", rows, "embed", axis=2, block_size=BLOCK)
+    if blocks * BLOCK != hidden:  # the last block is padded
+        bounds = [
+            graph.constant(f"embed.{part}", np.array([n])) for part, n in (("from", 0), ("to", hidden), ("of", 2))
+        ]
+        x = graph.node("Slice", [x, *bounds], "embed.unpadded")
     return x, table
 
 
@@ -236,7 +242,7 @@ def _attention(graph: _Graph, layer: int, query: str, key: str, value: str) -> s
         return helper.make_graph([node], f"{name}.{kind}", [], values)
 
     return graph.node(
-        "If", ["biased"], name, outputs=[name, f"present.{layer}.key", f"present.{layer}.value"],
+        "If", ["biased"], name, f"present.{layer}.key", f"present.{layer}.value",
         then_branch=branch("biased", ["", "", "", "attention_bias"]), else_branch=branch("plain", []),
     )  # fmt: skip
 

@@ -1,0 +1,248 @@
+"""The answer: tokens one by one, as text in whole characters, and what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from edge_pc.backends.base import Logits
+from edge_pc.sampling import Sampler, Sampling
+from edge_pc.tokenizer import Tokenizer
+
+StopReason = Literal["eos", "length", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStats:
+    """How one module of a prompt was served.
+
+    Attributes:
+        path: the module's path; of anonymous text, the schema's name.
+        tokens: of its own text.
+        hit: its stored states were reused.
+        reason: why not, or None.
+    """
+
+    path: str
+    tokens: int
+    hit: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    """What it took to get to the first token's logits.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: of these, reused from stored states.
+        computed_tokens: tokens computed for this prompt, counted where they were computed; it includes the encoding of
+            modules that were not stored.
+        parse_ms: reading, checking and tokenizing the prompt.
+        encode_ms: encoding modules that were not stored.
+        assembly_ms: looking states up and placing them.
+        forward_ms: computing the prompt's own tokens.
+        modules: each module's part.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    parse_ms: float
+    encode_ms: float
+    assembly_ms: float
+    forward_ms: float
+    modules: tuple[ModuleStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What an answer took; see `PrefillStats` for what it shares with it.
+
+    Attributes:
+        new_tokens: tokens of the answer.
+        ttft_ms: from prompt submission to the first token, parse and assembly included.
+        decode_tokens_per_s: tokens after the first, per second; 0 when there is none.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    new_tokens: int
+    parse_ms: float
+    encode_ms: float
+    assembly_ms: float
+    forward_ms: float
+    ttft_ms: float
+    decode_tokens_per_s: float
+    modules: tuple[ModuleStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An answer.
+
+    Attributes:
+        text: without the stop string that ended it.
+        token_ids: as sampled, without the end-of-sequence token.
+        stop: why it ended: an `eos` token, its `length`, or a `stop` string.
+        stats: what it took.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    stop: StopReason
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A prefilled prompt, ready to answer.
+
+    Attributes:
+        logits: float32 `[vocab]`, for the first token.
+        position: of the first token.
+        prompt_ids: every token of the prompt.
+        stats: what the prefill took.
+        submitted: `time.perf_counter()` when the prompt was submitted.
+    """
+
+    logits: Logits
+    position: int
+    prompt_ids: tuple[int, ...]
+    stats: PrefillStats
+    submitted: float
+
+
+class Stream:
+    """An answer while it is being made: iterate for its text; `result` is there after the end.
+
+    Closing it early, or leaving its `with` block, stops the work and leaves the engine clean.
+    """
+
+    def __init__(self, pieces: Iterator[str], answer: Answer) -> None:
+        self._pieces = pieces
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def result(self) -> Result:
+        """The answer. Of a stream that was closed early, what there is of it.
+
+        Raises:
+            RuntimeError: the first token is not there yet.
+        """
+        return self._answer.result()
+
+    def close(self) -> None:
+        """Stop the work."""
+        self._pieces.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Answer:
+    """Collects an answer.
+
+    Args:
+        sampling: how tokens are chosen, and what ends the answer.
+        tokenizer: turns ids into text.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
+        self._sampling = sampling
+        self._detokenizer = tokenizer.detokenizer()
+        self._eos_ids = eos_ids
+        self._started: Started | None = None
+        self._token_ids: list[int] = []
+        self._sampled = 0
+        self._text = ""
+        self._stop: StopReason = "length"
+        self._first_token = self._last_token = 0.0
+
+    def pieces(self, started: Started, decode: Callable[[int, int], Logits]) -> Iterator[str]:
+        """Sample until the answer ends; yields text as soon as it is certain.
+
+        Args:
+            started: the prefilled prompt.
+            decode: (token id, its position) → logits of the next token.
+        """
+        self._started = started
+        sampler = Sampler(self._sampling, started.prompt_ids)
+        logits = started.logits
+        given = 0
+        for position in range(started.position, started.position + self._sampling.max_tokens):
+            token = sampler.choose(logits)
+            self._count_token()
+            if token in self._eos_ids:
+                self._stop = "eos"
+                break
+            self._token_ids.append(token)
+            self._text += self._detokenizer.push(token)
+            if self._cut_at_stop():
+                break
+            certain = len(self._text) - _held_back(self._text, self._sampling.stop)
+            if certain > given:
+                yield self._text[given:certain]
+                given = certain
+            if len(self._token_ids) < self._sampling.max_tokens:
+                logits = decode(token, position)
+        if self._stop != "stop":
+            self._text += self._detokenizer.finish()
+            self._cut_at_stop()
+        if len(self._text) > given:
+            yield self._text[given:]
+
+    def result(self) -> Result:
+        started = self._started
+        if started is None or not self._first_token:
+            raise RuntimeError("the answer has not begun: iterate over the stream first")
+        seconds = self._last_token - self._first_token
+        prefill = started.stats
+        stats = Stats(
+            prompt_tokens=prefill.prompt_tokens,
+            cached_tokens=prefill.cached_tokens,
+            computed_tokens=prefill.computed_tokens,
+            new_tokens=len(self._token_ids),
+            parse_ms=prefill.parse_ms,
+            encode_ms=prefill.encode_ms,
+            assembly_ms=prefill.assembly_ms,
+            forward_ms=prefill.forward_ms,
+            ttft_ms=(self._first_token - started.submitted) * 1e3,
+            decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
+            modules=prefill.modules,
+        )
+        return Result(self._text, tuple(self._token_ids), self._stop, stats)
+
+    def _count_token(self) -> None:
+        self._sampled += 1
+        self._last_token = time.perf_counter()
+        self._first_token = self._first_token or self._last_token
+
+    def _cut_at_stop(self) -> bool:
+        """End the text before the first stop string in it."""
+        found = [index for index in (self._text.find(stop) for stop in self._sampling.stop) if index >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self._stop = "stop"
+        return bool(found)
+
+
+def _held_back(text: str, stops: tuple[str, ...]) -> int:
+    """How many characters at the end may be the beginning of a stop string."""
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)

@@ -1,0 +1,186 @@
+"""Lays a checked prompt out over its schema: which encodings it reuses, and which tokens must be computed.
+
+Computed are arguments (at their slot's first positions), text with `cache="false"`, the schema's short closing text,
+and the prompt's free text. Free text starts right behind the last present cell, or with `tail="schema"` behind the
+whole schema, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edge_pc.backends.base import MIN_COMPUTED_TOKENS, IntArray, KVStates, Plan, Span
+from edge_pc.chat import ChatTemplate
+from edge_pc.encoding import Encoding, SchemaEncodings
+from edge_pc.errors import ContextLengthError, OptionError, PMLError
+from edge_pc.layout import ROOT, SchemaLayout, Slot, template_ids
+from edge_pc.pml.faults import fault
+from edge_pc.pml.model import FreeText, Role, Selection
+from edge_pc.tokenizer import Tokenizer
+
+Tail = Literal["imported", "schema"]
+TAILS: tuple[Tail, ...] = ("imported", "schema")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLayout:
+    """A prompt's tokens and positions.
+
+    Attributes:
+        schema: the schema's layout.
+        modules: paths of the imported modules, the root first.
+        encodings: what is reused, disjoint in positions.
+        token_ids, position_ids: int32 `[n]`, of what must be computed, positions ascending.
+        end: the position of the first token of the answer.
+    """
+
+    schema: SchemaLayout
+    modules: tuple[str, ...]
+    encodings: tuple[Encoding, ...]
+    token_ids: IntArray
+    position_ids: IntArray
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids) + sum(encoding.tokens for encoding in self.encodings)
+
+    def in_position_order(self) -> IntArray:
+        """All token ids of the prompt, int32 `[tokens]`, as a person would read it: what full prefill computes."""
+        positions = [encoding.kept_position_ids for encoding in self.encodings]
+        token_ids = [encoding.kept_token_ids for encoding in self.encodings]
+        order = np.argsort(np.concatenate([*positions, self.position_ids]), kind="stable")
+        ordered: IntArray = np.concatenate([*token_ids, self.token_ids])[order]
+        return ordered
+
+    def full_plan(self) -> Plan:
+        """Full prefill: the same tokens at contiguous positions, nothing reused."""
+        token_ids = self.in_position_order()
+        return Plan((), token_ids, np.arange(len(token_ids), dtype=np.int32))
+
+    def cached_plan(self, states: Sequence[KVStates], *, exact: bool) -> Plan:
+        """The plan that injects `states`, one for each of `encodings`, and computes the rest.
+
+        When less than `MIN_COMPUTED_TOKENS` are to be computed, the last cells are computed again.
+        """
+        spans = [Span(s, 0, e.tokens) for s, e in zip(states, self.encodings, strict=True)]
+        token_ids, position_ids = self.token_ids, self.position_ids
+        while len(token_ids) < MIN_COMPUTED_TOKENS and any(span.tokens for span in spans):
+            last = max(range(len(spans)), key=lambda index: spans[index].position_ids[-1:].max(initial=-1))
+            span = spans[last]
+            spans[last] = Span(span.states, span.start, span.stop - 1)
+            position_ids = np.append(span.position_ids[-1:], position_ids)
+            token_ids = np.append(span.token_ids[-1:], token_ids)
+        order = np.argsort(position_ids, kind="stable")
+        return Plan(tuple(span for span in spans if span.tokens), token_ids[order], position_ids[order], exact)
+
+
+def lay_out_prompt(
+    selection: Selection,
+    encodings: SchemaEncodings,
+    layout: SchemaLayout,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    tail: Tail = "imported",
+) -> PromptLayout:
+    """Give a checked prompt its tokens and positions.
+
+    Raises:
+        PMLError: an argument is longer than its parameter; the prompt has no text at all.
+        OptionError: `tail` is not known.
+        EdgePCError: the chat template refuses the order of roles.
+    """
+    if tail not in TAILS:
+        raise OptionError(f"tail is {tail!r}, expected one of {', '.join(TAILS)}")
+    modules = (ROOT, *selection.modules)
+    reused = tuple(encodings.of_prompt(selection.modules))
+    computed = [*_uncached(layout, modules), *_arguments(layout, selection, tokenizer)]
+    ends = [int(ids[-1]) + 1 for ids in (e.kept_position_ids for e in reused) if len(ids)]
+    ends += [start + len(token_ids) for start, token_ids in computed if token_ids]
+    start = max(ends, default=0)
+    if tail == "schema":
+        start = max(start, layout.length - len(layout.closing_ids))
+    computed.append((start, [*layout.closing_ids, *_free_text(selection, layout, tokenizer, template)]))
+    computed.sort()
+    token_ids = np.array([token for _, part in computed for token in part], dtype=np.int32)
+    position_ids = np.array([p for begin, part in computed for p in range(begin, begin + len(part))], dtype=np.int32)
+    end = start + len(computed[-1][1])
+    if not end:
+        raise fault("the prompt has no text: its schema has none, and it adds none", selection.at, name=layout.name)
+    return PromptLayout(layout, modules, reused, token_ids, position_ids, end)
+
+
+def check_length(prompt: PromptLayout, max_tokens: int, max_positions: int) -> None:
+    """Refuse a prompt whose answer may not fit; exactly the limit is allowed.
+
+    Raises:
+        ContextLengthError: the message lists each part.
+    """
+    needed = prompt.end + max_tokens
+    if needed <= max_positions:
+        return
+    parts = [(path or "(anonymous text)", prompt.schema.modules[path]) for path in prompt.modules]
+    lines = [f"  {len(module.token_ids):6d}  {name}" for name, module in parts]
+    lines += [f"  {len(prompt.token_ids):6d}  computed text", f"  {max_tokens:6d}  answer (max_tokens)"]
+    raise ContextLengthError(
+        f"the prompt ends at position {prompt.end} and the answer may take {max_tokens} more, "
+        f"together {needed}; the model has {max_positions}:\n" + "\n".join(lines),
+        hint="import less, shorten the text, or ask for fewer tokens",
+    )
+
+
+def _uncached(layout: SchemaLayout, modules: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+    """(start, tokens) of each contiguous piece of text that is computed for every prompt."""
+    for path in modules:
+        module = layout.modules[path]
+        if module.cache or not len(module.token_ids):
+            continue
+        cuts = np.flatnonzero(np.diff(module.position_ids) != 1) + 1
+        pieces = zip(np.split(module.position_ids, cuts), np.split(module.token_ids, cuts), strict=True)
+        yield from ((int(positions[0]), token_ids.tolist()) for positions, token_ids in pieces)
+
+
+def _arguments(layout: SchemaLayout, selection: Selection, tokenizer: Tokenizer) -> Iterator[tuple[int, list[int]]]:
+    """(start, tokens) of each argument, at its slot's first positions."""
+    for path in selection.modules:
+        for slot in layout.modules[path].slots:
+            text = selection.arguments[path, slot.name]
+            token_ids = tokenizer.encode(" " + text if slot.space_before and text else text)
+            if len(token_ids) > slot.length:
+                raise _too_long(path, slot, len(token_ids), selection)
+            if token_ids:
+                yield slot.start, token_ids
+
+
+def _too_long(path: str, slot: Slot, tokens: int, selection: Selection) -> PMLError:
+    return fault(
+        f"the argument {slot.name!r} of module {path!r} has {tokens} tokens, at most {slot.length} fit",
+        selection.locations.get(path, selection.at),
+        name=slot.name,
+        hint="shorten it, or raise the parameter's length in the schema",
+    )
+
+
+def _free_text(selection: Selection, layout: SchemaLayout, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    """Tokens of the prompt's own text and, in a chat, of the mark that opens the answer.
+
+    In a schema with chat tags, text outside chat tags is the user's turn. An assistant's turn at the very end is left
+    open: it is the beginning of the answer.
+    """
+    if not layout.roles and all(piece.role is None for piece in selection.free_text):
+        return [token for piece in selection.free_text for token in tokenizer.encode(piece.text)]
+    turns: list[tuple[Role, FreeText]] = [(piece.role or "user", piece) for piece in selection.free_text]
+    roles = [*layout.roles, *(role for role, _ in turns)]
+    template.check(roles)
+    token_ids: list[int] = []
+    for index, (role, piece) in enumerate(turns):
+        affixes = template.affixes(role, first=not layout.roles and index == 0)
+        token_ids += template_ids(tokenizer, affixes.prefix, layout.bos_id) + tokenizer.encode(piece.text)
+        if role == "assistant" and index == len(turns) - 1:
+            return token_ids
+        token_ids += tokenizer.encode_template(affixes.suffix)
+    return token_ids + tokenizer.encode_template(template.generation_prompt)

@@ -1,0 +1,94 @@
+"""Prefills a prompt, with stored states or in full, and counts what it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from edge_pc.backends.base import Context
+from edge_pc.encoder import Encoder, Obtained
+from edge_pc.errors import CacheMissError
+from edge_pc.generate import ModuleStats, PrefillStats, Started
+from edge_pc.layout import ROOT
+from edge_pc.plan import PromptLayout
+from edge_pc.store import Miss
+
+_UNCACHED = 'cache="false" in the schema'
+
+
+def prefill_cached(
+    context: Context, prompt: PromptLayout, encoder: Encoder, submitted: float, *, exact: bool, strict: bool
+) -> Started:
+    """Inject what is stored, encode what is not, compute the rest.
+
+    Args:
+        submitted: `time.perf_counter()` when the prompt was submitted.
+        exact: put cells in position order.
+        strict: refuse to encode.
+
+    Raises:
+        CacheMissError: `strict`, and something is not stored.
+    """
+    parsed = time.perf_counter()
+    if strict:
+        _refuse_misses(prompt, encoder)
+    obtained = [encoder.obtain(encoding) for encoding in prompt.encodings]
+    plan = prompt.cached_plan([o.states for o in obtained], exact=exact)
+    planned = time.perf_counter()
+    prefill = context.prefill(plan)
+    hits = {o.states.key for o in obtained if o.miss is None}
+    encode_ms = sum(o.encode_ms for o in obtained)
+    stats = PrefillStats(
+        prompt_tokens=prompt.tokens,
+        cached_tokens=sum(span.tokens for span in plan.spans if span.states.key in hits),
+        computed_tokens=prefill.computed_tokens + sum(o.computed_tokens for o in obtained),
+        parse_ms=(parsed - submitted) * 1e3,
+        encode_ms=encode_ms,
+        assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefill.assembly_ms,
+        forward_ms=prefill.forward_ms,
+        modules=_module_stats(prompt, obtained),
+    )
+    return Started(prefill.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
+
+
+def prefill_full(context: Context, prompt: PromptLayout, submitted: float) -> Started:
+    """Compute every token at contiguous positions; nothing is reused or stored."""
+    parsed = time.perf_counter()
+    prefill = context.prefill(prompt.full_plan())
+    reason = "the cache is not used"
+    stats = PrefillStats(
+        prompt_tokens=prompt.tokens,
+        cached_tokens=0,
+        computed_tokens=prefill.computed_tokens,
+        parse_ms=(parsed - submitted) * 1e3,
+        encode_ms=0.0,
+        assembly_ms=prefill.assembly_ms,
+        forward_ms=prefill.forward_ms,
+        modules=tuple(ModuleStats(name, tokens, False, reason) for name, _, tokens in _parts(prompt)),
+    )
+    return Started(prefill.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
+
+
+def _refuse_misses(prompt: PromptLayout, encoder: Encoder) -> None:
+    found = [(encoder.label(encoding), encoder.lookup(encoding)) for encoding in prompt.encodings]
+    misses = [f"  {label}: {result.reason}" for label, result in found if isinstance(result, Miss)]
+    if misses:
+        raise CacheMissError(
+            "strict mode: states are missing:\n" + "\n".join(misses),
+            hint="encode the schema first (edge-pc encode SCHEMA), or leave strict mode",
+        )
+
+
+def _module_stats(prompt: PromptLayout, obtained: Sequence[Obtained]) -> tuple[ModuleStats, ...]:
+    served = {path: o for e, o in zip(prompt.encodings, obtained, strict=True) for path in e.paths}
+    stats = []
+    for name, path, tokens in _parts(prompt):
+        reason = served[path].miss if path in served else _UNCACHED
+        stats.append(ModuleStats(name, tokens, reason is None, reason))
+    return tuple(stats)
+
+
+def _parts(prompt: PromptLayout) -> list[tuple[str, str, int]]:
+    """(name for people, path, tokens) of each module that has text of its own."""
+    tokens = {path: len(prompt.schema.modules[path].token_ids) for path in prompt.modules}
+    return [(path if path != ROOT else prompt.schema.name, path, count) for path, count in tokens.items() if count]
