@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
@@ -18,8 +19,24 @@ from numpy.typing import NDArray
 from edge_pc.errors import StatesError
 from edge_pc.store.format import DESCRIPTORS, HEADER_BYTES, Metadata, check_array, read_metadata
 
+# A file may be touched by another program while it is read.
+_ATTEMPTS = 3
 # Kernels stamp files with a clock that ticks every 1 to 10 ms.
 _CLOCK_TICK_NS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """An entry that was read: what its file says, the file's identity and size in bytes, and the mapped array.
+
+    `checked` tells whether every byte was read and the file is still there; all but the array was checked in any case.
+    """
+
+    metadata: Metadata
+    identity: str
+    size: int
+    array: NDArray[Any]
+    checked: bool
 
 
 def identity_of(status: os.stat_result) -> str:
@@ -62,9 +79,27 @@ def read_entry(file: FileIO, status: os.stat_result, key: str, *, thorough: bool
     if thorough:
         wait_for_clock_tick(status)
         check_array(file, metadata)
-        if identity_of(os.fstat(file.fileno())) != identity_of(status):
-            raise StatesError("the file was changed while it was read")
     return metadata
+
+
+def load_entry(path: str, key: str, trusted: str | None) -> Entry:
+    """Read the entry of `key`, every byte of it unless the file's identity is `trusted`, and map its array.
+
+    Raises:
+        StatesError: it is not a whole states file of this key.
+        OSError: it is not there or cannot be read.
+    """
+    for _ in range(_ATTEMPTS):
+        with open_entry(path) as (file, status):
+            identity = identity_of(status)
+            metadata = read_entry(file, status, key, thorough=identity != trusted)
+            array = map_array(file, metadata)
+            after = os.fstat(file.fileno())
+            # Removed or replaced meanwhile: what was read is whole, but is not what stands there now.
+            gone = after.st_nlink == 0
+            if gone or identity_of(after) == identity:
+                return Entry(metadata, identity, status.st_size, array, checked=identity != trusted and not gone)
+    raise StatesError("the file is being changed all the time")
 
 
 def map_array(file: FileIO, metadata: Metadata) -> NDArray[Any]:

@@ -12,7 +12,7 @@ DEFAULT_POLICY = "least-recently-used"
 
 # Name → sort key: the entry with the smallest goes first. A new policy is one more line.
 EVICTION_POLICIES: dict[str, Callable[[EntryInfo], Any]] = {
-    DEFAULT_POLICY: lambda entry: entry.last_used,
+    DEFAULT_POLICY: lambda entry: (entry.last_used, entry.created),
     "least-frequently-used": lambda entry: (entry.hits, entry.last_used),
     "oldest": lambda entry: entry.created,
     "largest": lambda entry: -entry.nbytes,

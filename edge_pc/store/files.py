@@ -54,8 +54,11 @@ class StatesFiles:
             return os.stat(self.path(key)).st_size
         return 0
 
-    def write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Write an entry, in place of an older one of its key. On return it is on disk.
+    @contextmanager
+    def write(self, key: str, parts: Sequence[bytes | memoryview]) -> Iterator[FileIO]:
+        """Write an entry, in place of an older one of its key, and give its file to map, open for as long as the block.
+
+        The entry is on disk by then. Another process may already have removed it again; the open file stays readable.
 
         Raises:
             OSError: it cannot be written; nothing is left behind then.
@@ -64,23 +67,26 @@ class StatesFiles:
         folder = os.path.dirname(path)
         make_private_folder(Path(folder))
         temporary, file = _new_temporary(folder, key)
-        try:
-            with file:
+        with file:
+            try:
                 for part in parts:
                     _write_all(file, memoryview(part))
                 os.fsync(file.fileno())
-                if sys.platform != "win32":  # while the lock still tells others to leave it alone
-                    os.replace(temporary, path)
-            if sys.platform == "win32":  # Windows cannot rename an open file
+                if sys.platform == "win32":  # which cannot rename an open file
+                    file.close()
                 os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(folder)
-        # Whoever changes the file from now on gives it another time stamp than the one that is noted next.
-        with suppress(OSError):
-            wait_for_clock_tick(os.stat(path))
+            except BaseException:
+                file.close()
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            _sync_folder(folder)
+            if sys.platform == "win32":
+                file = FileIO(path)
+            # Whoever changes the file from now on gives it another time stamp than the one that is noted next.
+            wait_for_clock_tick(os.fstat(file.fileno()))
+            with file:
+                yield file
 
     def delete(self, key: str, identity: str | None = None) -> bool:
         """Delete an entry; with `identity` only while it is that very file. Whether it is gone.

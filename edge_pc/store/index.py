@@ -43,8 +43,22 @@ CREATE TABLE IF NOT EXISTS entries (
     identity TEXT NOT NULL
 ) WITHOUT ROWID
 """
-_COLUMNS = "key, model, schema, module, layout, dtype, tokens, nbytes, checksum, created, last_used, hits"
-_INSERT = f"INSERT INTO entries ({_COLUMNS}, identity) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
+# What of `EntryInfo` is in the table; the path follows from the key.
+_COLUMNS = (
+    "key",
+    "model",
+    "schema",
+    "module",
+    "layout",
+    "dtype",
+    "tokens",
+    "nbytes",
+    "checksum",
+    "created",
+    "last_used",
+    "hits",
+)
+_INSERT = f"INSERT INTO entries ({', '.join(_COLUMNS)}, identity) VALUES ({'?, ' * len(_COLUMNS)}?)"
 _RENEW = (
     "ON CONFLICT (key) DO UPDATE SET model = excluded.model, schema = excluded.schema, module = excluded.module, "
     "layout = excluded.layout, dtype = excluded.dtype, tokens = excluded.tokens, nbytes = excluded.nbytes, "
@@ -136,13 +150,12 @@ class Index:
 
     def adopt(self, info: EntryInfo) -> None:
         """Add an entry whose file was found but not checked, unless it has been added meanwhile."""
-        values = (*(getattr(info, name) for name in _COLUMNS.split(", ")), "")
+        values = (*(getattr(info, name) for name in _COLUMNS), "")
         self._run(lambda connection: connection.execute(f"{_INSERT} ON CONFLICT (key) DO NOTHING", values), None, True)
 
     def put(self, info: EntryInfo, identity: str) -> None:
         """Add an entry or renew it, after all bytes of the file `identity` were checked. Hits and last use are kept."""
-        values = (*(getattr(info, name) for name in _COLUMNS.split(", ")), identity)
-
+        values = (*(getattr(info, name) for name in _COLUMNS), identity)
         self._run(lambda connection: connection.execute(f"{_INSERT} {_RENEW}", values), None, True)
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -158,8 +171,10 @@ class Index:
         self.flush()
 
         def work(connection: sqlite3.Connection) -> dict[str, EntryInfo] | None:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM entries")
-            return {row[0]: EntryInfo(*row, Path(path_of(row[0]))) for row in rows}
+            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM entries")
+            return {
+                row[0]: EntryInfo(**dict(zip(_COLUMNS, row, strict=True)), path=Path(path_of(row[0]))) for row in rows
+            }
 
         return self._run(work, None)
 
@@ -277,7 +292,7 @@ def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
-        connection.execute(f"SELECT {_COLUMNS}, identity FROM entries LIMIT 0")
+        connection.execute(f"SELECT {', '.join(_COLUMNS)}, identity FROM entries LIMIT 0")
     except BaseException:
         connection.close()
         raise

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_pc.errors import StatesError, StoreError
+from edge_pc.sizes import format_size
 from edge_pc.store.entry import open_entry, read_entry
 from edge_pc.store.eviction import eviction_order
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.index import EntryInfo, Index
 from edge_pc.store.opened import OpenedEntries
-from edge_pc.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Inventory:
         # In this order: an entry added meanwhile is found among the files at least.
         rows = self._index.entries(self._files.path) or {}
         keys = set(self._files.keys())
-        found = Survey([rows[key] for key in keys & rows.keys()], {})
-        for key in keys - rows.keys():
+        found = Survey([rows[key] for key in sorted(keys & rows.keys())], {})
+        for key in sorted(keys - rows.keys()):
             self._adopt(key, found)
         self._index.remove(rows.keys() - keys)
         return found

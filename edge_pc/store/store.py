@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 from edge_pc.errors import OptionError, StatesError, StoreError
-from edge_pc.store.entry import identity_of, map_array, open_entry, read_entry
+from edge_pc.store.entry import identity_of, load_entry, map_array
 from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
 from edge_pc.store.faults import cannot_write, free_bytes
 from edge_pc.store.files import StatesFiles
@@ -154,18 +154,15 @@ class StateStore:
         needed = sum(len(part) for part in parts)
         self._inventory.make_room(key, needed)
         try:
-            self._files.write(key, parts)
-            with open_entry(path) as (file, status):
-                # If another process was at it too, this is its file by now, with the same states.
-                metadata = read_entry(file, status, key, thorough=False)
+            with self._files.write(key, parts) as file:
                 states = _states(metadata, map_array(file, metadata), path)
+                status = os.fstat(file.fileno())
         except OSError as exc:
             raise cannot_write(exc, Path(path), needed) from exc
-        except StatesError as exc:
-            raise StoreError(f"{path} was changed while it was stored: {exc.message}") from exc
         self._inventory.in_use.add(key)
-        self._index.put(EntryInfo.of(metadata, status.st_size, Path(path)), identity_of(status))
-        self._opened.add(key, Opened(identity_of(status), metadata.layout, states))
+        if status.st_nlink:  # no other process has removed or replaced it meanwhile
+            self._index.put(EntryInfo.of(metadata, needed, Path(path)), identity_of(status))
+            self._opened.add(key, Opened(identity_of(status), layout.name, states))
         self._inventory.keep_limit()
         return states
 
@@ -248,12 +245,7 @@ class StateStore:
         """Open and map the file of `key`, after a check of all its bytes if it is not the file checked last."""
         checked, checked_size = self._index.identity(key) or ("", 0)
         try:
-            with open_entry(path) as (file, status):
-                identity = identity_of(status)
-                metadata = read_entry(file, status, key, thorough=identity != checked)
-                if identity != checked:
-                    self._index.put(EntryInfo.of(metadata, status.st_size, Path(path)), identity)
-                return Opened(identity, metadata.layout, _states(metadata, map_array(file, metadata), path))
+            entry = load_entry(path, key, checked)
         except StatesError as exc:
             size = self._files.size(key)
             reason = f"file truncated: {size} of {checked_size} bytes" if size < checked_size else exc.message
@@ -261,6 +253,9 @@ class StateStore:
             if self._files.delete(key, identity):
                 self._index.remove([key])
             return Opened(identity, "", Miss(reason, damaged=True))
+        if entry.checked:
+            self._index.put(EntryInfo.of(entry.metadata, entry.size, Path(path)), entry.identity)
+        return Opened(entry.identity, entry.metadata.layout, _states(entry.metadata, entry.array, path))
 
 
 def _states(metadata: Metadata, array: NDArray[Any], path: str) -> KVStates:

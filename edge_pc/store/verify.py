@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_pc.errors import StatesError
-from edge_pc.store.entry import identity_of, open_entry, read_entry
+from edge_pc.store.entry import load_entry
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.index import EntryInfo, Index
 
@@ -61,8 +61,7 @@ def _verify_entry(
 ) -> Finding | None:
     path = Path(files.path(key))
     try:
-        with open_entry(str(path)) as (file, status):
-            metadata = read_entry(file, status, key, thorough=True)
+        entry = load_entry(str(path), key, trusted=None)
     except FileNotFoundError:
         return None  # removed since the names were listed
     except OSError as exc:
@@ -71,16 +70,16 @@ def _verify_entry(
         return Finding(key, path, exc.message, _delete(files, index, key) if repair else "")
     if not has_index:
         return None
-    info, identity = EntryInfo.of(metadata, status.st_size, path), identity_of(status)
+    info = EntryInfo.of(entry.metadata, entry.size, path)
     if row is None:
         problem = "not in the index"
     elif replace(row, last_used=info.last_used, hits=info.hits) != info:
         problem = "the index says otherwise than the file"
     else:
-        index.put(info, identity)  # spares the next process a check of its own
+        index.put(info, entry.identity)  # spares the next process a check of its own
         return None
     if repair:
-        index.put(info, identity)
+        index.put(info, entry.identity)
     return Finding(key, path, problem, "index corrected" if repair else "")
 
 

@@ -1,0 +1,98 @@
+"""What the tests of the store share: layouts, contents by key, and processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import KVLayout, KVStates
+from edge_pc.store import Miss, StateStore
+
+LAYOUT = KVLayout("test-float32", "float32", (3, 2, 2, 1, 16), 3, 16)
+HALF = KVLayout("test-float16", "float16", (3, 2, 2, 1, 16), 3, 16)
+BYTES = KVLayout("test-blob", "uint8", (100,), 0, 1)
+
+
+def cells(number: int, tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Token and position ids that differ for every `number`; positions with a gap."""
+    token_ids = (np.arange(tokens, dtype=np.int32) * 7 + number) % 49152
+    position_ids = np.arange(tokens, dtype=np.int32) + number
+    position_ids[tokens // 2 :] += 5
+    return token_ids, position_ids
+
+
+def states_array(number: int, tokens: int, layout: KVLayout = LAYOUT) -> NDArray[Any]:
+    """Contents that differ for every `number`; the padding is zero."""
+    values = np.random.default_rng(number).integers(0, 256, layout.array_shape(tokens)).astype(layout.dtype)
+    padding = [slice(None)] * values.ndim
+    padding[layout.token_axis] = slice(tokens * layout.shape[layout.token_axis], None)
+    values[tuple(padding)] = 0
+    return values
+
+
+def put(store: StateStore, number: int, tokens: int = 20, layout: KVLayout = LAYOUT, module: str = "m") -> KVStates:
+    array = states_array(number, tokens, layout)
+    names = {"model": "tiny", "schema": "s", "module": module}
+    return store.put(key_of(number), layout, array, *cells(number, tokens), **names)
+
+
+def lookup(store: StateStore, number: int, tokens: int = 20, layout: KVLayout = LAYOUT) -> KVStates | Miss:
+    return store.lookup(key_of(number), layout, *cells(number, tokens))
+
+
+def key_of(number: int) -> str:
+    return f"{number:02x}" * 8
+
+
+def assert_hit(found: KVStates | Miss, number: int, tokens: int = 20, layout: KVLayout = LAYOUT) -> KVStates:
+    assert isinstance(found, KVStates), found
+    np.testing.assert_array_equal(found.array, states_array(number, tokens, layout))
+    return found
+
+
+def assert_miss(found: KVStates | Miss, reason: str) -> Miss:
+    assert isinstance(found, Miss), "a hit"
+    assert reason in found.reason
+    return found
+
+
+def files_in(root: Path) -> list[str]:
+    """Names of the states files and temporary files below `root`."""
+    return sorted(path.name for path in root.glob("??/*"))
+
+
+def overwrite(path: Path, data: bytes, offset: int = 0) -> None:
+    """Write into a file in place, as a broken disk or another program would."""
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def truncate(path: Path, size: int) -> None:
+    path.chmod(0o600)
+    os.truncate(path, size)
+
+
+def start_python(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """A Python process that may import these tools; `code` finds its arguments in `sys.argv`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment.update(options.pop("env", {}))
+    # In the repository's root, `edge_pc` would be the folder there rather than the installed package.
+    options.setdefault("cwd", Path(__file__).parent)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, **options)
+
+
+def run_python(code: str, *arguments: object, **options: Any) -> str:
+    """What the process prints; it must succeed."""
+    process = start_python(code, *arguments, **options)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return output
