@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,7 @@ def usage(command: click.Command, context: click.Context) -> str:
 def description(command: click.Command) -> str:
     """A command's help as Markdown; what `\\b` keeps as it is becomes a code block."""
     paragraphs = []
-    for paragraph in (command.help or "").split("\n\n"):
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("\b"):
             paragraphs.append("```\n" + paragraph.removeprefix("\b").strip("\n") + "\n```")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ EncodeCallback = Callable[["EncodeProgress"], None]
 
 @dataclass(frozen=True, slots=True)
 class EncodeProgress:
-    """How far an `encode` is: the modules being encoded, and tokens computed of those to compute."""
+    """How far the work is that was not stored: the modules being computed, and tokens done of those to compute."""
 
     module: str
     done_tokens: int
@@ -103,30 +103,44 @@ class Encoder:
 
     def missing(self) -> EncodingSize:
         """What `encode_all` would still compute and write."""
-        missing = [e for e in self._encodings.of_schema() if isinstance(self.lookup(e), Miss)]
+        return self._size_of_missing(self._encodings.of_schema())
+
+    def _size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
+        missing = [encoding for encoding in encodings if isinstance(self.lookup(encoding), Miss)]
         layout = self._backend.kv_layout
         return EncodingSize(sum(len(e.token_ids) for e in missing), sum(layout.nbytes(e.tokens) for e in missing))
 
     def encode_all(self, progress: EncodeCallback | None = None) -> EncodeReport:
         """Encode all that a schema's prompts may reuse, and report it."""
         started = time.perf_counter()
-        total = self.missing().tokens
-        encoded: list[str] = []
-        reused: list[str] = []
-        done = nbytes = 0
-        for encoding in self._encodings.of_schema():
-            label = self.label(encoding)
+        encodings = self._encodings.of_schema()
+        obtained = self.obtain_all(encodings, progress)
+        labels = [self.label(encoding) for encoding in encodings]
+        return EncodeReport(
+            encoded=tuple(label for label, o in zip(labels, obtained, strict=True) if o.miss is not None),
+            reused=tuple(label for label, o in zip(labels, obtained, strict=True) if o.miss is None),
+            tokens=sum(o.computed_tokens for o in obtained),
+            nbytes=sum(o.states.array.nbytes for o in obtained if o.miss is not None),
+            seconds=time.perf_counter() - started,
+        )
 
-            def report(tokens: int, label: str = label) -> None:
-                nonlocal done
+    def obtain_all(self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None) -> list[Obtained]:
+        """As `obtain`, for several; `progress` counts the tokens of all that are missing."""
+        done, total = 0, None
+        obtained = []
+        for index, encoding in enumerate(encodings):
+
+            def report(tokens: int, index: int = index) -> None:
+                nonlocal done, total
+                if progress is None:
+                    return
+                if total is None:  # only when there is something to report: a prompt that hits looks each up once
+                    total = self._size_of_missing(encodings[index:]).tokens
                 done += tokens
-                if progress:
-                    progress(EncodeProgress(label, done, total))
+                progress(EncodeProgress(self.label(encodings[index]), done, total))
 
-            obtained = self.obtain(encoding, report)
-            (reused if obtained.miss is None else encoded).append(label)
-            nbytes += 0 if obtained.miss is None else obtained.states.array.nbytes
-        return EncodeReport(tuple(encoded), tuple(reused), done, nbytes, time.perf_counter() - started)
+            obtained.append(self.obtain(encoding, report))
+        return obtained
 
     def obtain(self, encoding: Encoding, progress: Progress | None = None) -> Obtained:
         """The states, encoded now if they are not stored.

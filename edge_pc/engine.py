@@ -145,6 +145,7 @@ class Engine:
         use_cache: bool = True,
         exact: bool = False,
         strict: bool = False,
+        progress: EncodeCallback | None = None,
     ) -> Result:
         """Answer a prompt.
 
@@ -154,13 +155,16 @@ class Engine:
             use_cache: False: full prefill, nothing reused and nothing stored.
             exact: put cells in position order, so that sums come out as in full prefill to the last bit.
             strict: a module that is not stored is an error.
+            progress: called before the first token, while what is not stored is computed.
 
         Raises:
             PMLError: the prompt does not fit its schema.
             ContextLengthError: prompt and answer together are longer than the model's positions.
             CacheMissError: `strict`, and something was not stored.
         """
-        return _exhaust(self.stream(prompt, sampling, use_cache=use_cache, exact=exact, strict=strict))
+        return _exhaust(
+            self.stream(prompt, sampling, use_cache=use_cache, exact=exact, strict=strict, progress=progress)
+        )
 
     def stream(
         self,
@@ -170,9 +174,10 @@ class Engine:
         use_cache: bool = True,
         exact: bool = False,
         strict: bool = False,
+        progress: EncodeCallback | None = None,
     ) -> Stream:
         """Answer a prompt piece by piece; see `generate`. Errors come with the first piece."""
-        return self._stream(lambda: self._lay_out(prompt), sampling, use_cache, exact, strict)
+        return self._stream(lambda: self._lay_out(prompt), sampling, use_cache, exact, strict, progress)
 
     def ask(
         self,
@@ -183,13 +188,18 @@ class Engine:
         use_cache: bool = True,
         exact: bool = False,
         strict: bool = False,
+        progress: EncodeCallback | None = None,
     ) -> Result:
         """Answer a question about text files; see `generate`. What was computed of the files is kept.
 
         Raises:
             OptionError: a file cannot be read as UTF-8 text, or there is none.
         """
-        return _exhaust(self.stream_ask(question, files, sampling, use_cache=use_cache, exact=exact, strict=strict))
+        return _exhaust(
+            self.stream_ask(
+                question, files, sampling, use_cache=use_cache, exact=exact, strict=strict, progress=progress
+            )
+        )
 
     def stream_ask(
         self,
@@ -200,9 +210,12 @@ class Engine:
         use_cache: bool = True,
         exact: bool = False,
         strict: bool = False,
+        progress: EncodeCallback | None = None,
     ) -> Stream:
         """Answer a question about text files piece by piece; see `ask`."""
-        return self._stream(lambda: self._lay_out_question(question, files), sampling, use_cache, exact, strict)
+        return self._stream(
+            lambda: self._lay_out_question(question, files), sampling, use_cache, exact, strict, progress
+        )
 
     def compare(self, prompt: str | Prompt, *, exact: bool = False) -> Comparison:
         """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first."""
@@ -219,6 +232,7 @@ class Engine:
         use_cache: bool,
         exact: bool,
         strict: bool,
+        progress: EncodeCallback | None,
     ) -> Stream:
         """The path of a prompt: lay out, prefill, answer."""
         answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
@@ -229,9 +243,11 @@ class Engine:
             check_length(prompt, sampling.max_tokens, self.spec.max_positions)
             with closing(self._context(prompt.tokens + sampling.max_tokens)) as context:
                 if use_cache:
-                    started = prefill_cached(context, prompt, encoder, submitted, exact=exact, strict=strict)
+                    started = prefill_cached(
+                        context, prompt, encoder, submitted, exact=exact, strict=strict, progress=progress
+                    )
                 else:
-                    started = prefill_full(context, prompt, submitted)
+                    started = prefill_full(context, prompt, submitted, progress)
                 yield from answer.pieces(started, lambda token, at: self._decode(context, token, at))
 
         return Stream(pieces(), answer)

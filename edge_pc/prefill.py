@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from edge_pc.backends.base import Context
-from edge_pc.encoder import Encoder, Obtained
+from edge_pc.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
 from edge_pc.errors import CacheMissError
 from edge_pc.generate import ModuleStats, PrefillStats, Started
 from edge_pc.layout import ROOT
@@ -17,7 +17,14 @@ _UNCACHED = 'cache="false" in the schema'
 
 
 def prefill_cached(
-    context: Context, prompt: PromptLayout, encoder: Encoder, submitted: float, *, exact: bool, strict: bool
+    context: Context,
+    prompt: PromptLayout,
+    encoder: Encoder,
+    submitted: float,
+    *,
+    exact: bool,
+    strict: bool,
+    progress: EncodeCallback | None = None,
 ) -> Started:
     """Inject what is stored, encode what is not, compute the rest.
 
@@ -25,6 +32,7 @@ def prefill_cached(
         submitted: `time.perf_counter()` when the prompt was submitted.
         exact: put cells in position order.
         strict: refuse to encode.
+        progress: called while what is not stored is encoded.
 
     Raises:
         CacheMissError: `strict`, and something is not stored.
@@ -32,7 +40,7 @@ def prefill_cached(
     parsed = time.perf_counter()
     if strict:
         _refuse_misses(prompt, encoder)
-    obtained = [encoder.obtain(encoding) for encoding in prompt.encodings]
+    obtained = encoder.obtain_all(prompt.encodings, progress)
     plan = prompt.cached_plan([o.states for o in obtained], exact=exact)
     planned = time.perf_counter()
     prefill = context.prefill(plan)
@@ -51,10 +59,20 @@ def prefill_cached(
     return Started(prefill.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
-def prefill_full(context: Context, prompt: PromptLayout, submitted: float) -> Started:
+def prefill_full(
+    context: Context, prompt: PromptLayout, submitted: float, progress: EncodeCallback | None = None
+) -> Started:
     """Compute every token at contiguous positions; nothing is reused or stored."""
     parsed = time.perf_counter()
-    prefill = context.prefill(prompt.full_plan())
+    done = 0
+
+    def report(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        if progress:
+            progress(EncodeProgress(prompt.schema.name, done, prompt.tokens))
+
+    prefill = context.prefill(prompt.full_plan(), report)
     reason = "the cache is not used"
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,

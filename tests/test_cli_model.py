@@ -1,4 +1,4 @@
-"""The command line on a tiny model: answers, streams, exit codes, the store. In processes of its own where it matters."""
+"""The command line on a tiny model: answers, streams, exit codes, the store. Other processes where it matters."""
 
 from __future__ import annotations
 
@@ -214,7 +214,8 @@ def test_interrupted_is_130_and_one_line(folder: Path, environment: dict[str, st
     # Stdin never ends, so the command is surely running when the signal comes.
     child = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "edge_pc", "run", "-"],
-        cwd=folder, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=folder, env={**os.environ, **environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     _wait_until_reading(child.pid)
     child.send_signal(signal.SIGINT)

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from edge_pc.cli.output import Output
     from edge_pc.cli.session import StartUp
     from edge_pc.compare import Comparison
+    from edge_pc.encoder import EncodeCallback
     from edge_pc.generate import Result, Stats, Stream
 
 
 def answer(
-    stream: Stream,
+    start: Callable[[EncodeCallback], Stream],
     compare: Callable[[], Comparison],
     serving: ServingOptions,
     start_up: StartUp,
@@ -30,31 +31,39 @@ def answer(
     """Write the answer and show what the options ask for.
 
     Args:
-        stream: the answer; its prompt is submitted when its first piece is asked for.
+        start: makes the stream; its prompt is submitted when its first piece is asked for.
         compare: sets the same prompt against a full prefill.
     """
     submitted_ms = process_age_ms()
-    result = show_stream(stream, output, as_json=as_json)
+    result = _show_stream(start, output, as_json=as_json)
     if serving.stats:
         show_stats(result.stats, start_up, submitted_ms, output)
-    comparison = compare() if serving.compare else None
+    comparison = None
+    if serving.compare:
+        output.note("computing the whole prompt, to compare")
+        comparison = compare()
     if as_json:
         output.json(result_as_json(result, comparison))
     elif comparison is not None:
         show_comparison(comparison, output)
 
 
-def show_stream(stream: Stream, output: Output, *, as_json: bool) -> Result:
-    """Write the answer as it comes (nothing yet with --json) and return the result."""
+def _show_stream(start: Callable[[EncodeCallback], Stream], output: Output, *, as_json: bool) -> Result:
+    """Write the answer as it comes (not with --json); until the first piece, show what is being computed."""
+    with output.progress("computing") as update:
+        stream = start(lambda p: update(p.done_tokens, p.total_tokens, p.module))
+        pieces = iter(stream)
+        piece = next(pieces, "")
     with closing(stream):
-        last = "\n"
-        for piece in stream:
+        if not as_json:
+            output.answer(piece)
+        for piece in pieces:
             if not as_json:
                 output.answer(piece)
-                last = piece[-1:] or last
-        if not as_json and last != "\n":
-            output.answer("\n")
-        return stream.result
+        result = stream.result
+    if not as_json and not result.text.endswith("\n"):
+        output.answer("\n")
+    return result
 
 
 def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:

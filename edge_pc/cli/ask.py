@@ -49,9 +49,8 @@ def ask(
     question = read_stdin() if question == "-" else question
     engine, start_up = open_engine(engine_options, out)
     with engine:
-        stream = engine.stream_ask(question, files, sampling.build(), **serving.ways())
         answer(
-            stream,
+            lambda progress: engine.stream_ask(question, files, sampling.build(), **serving.ways(), progress=progress),
             lambda: engine.compare_ask(question, files, exact=serving.exact),
             serving,
             start_up,

@@ -34,7 +34,14 @@ _LEAST_KEY = 6
 DAMAGE_FOUND = 1
 
 
-@click.group()
+class InOrder(click.Group):
+    """Lists its commands in the order of the definitions here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder)
 def cache() -> None:
     """Look at the stored KV states, check them, remove them."""
 

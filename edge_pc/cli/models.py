@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,11 @@ from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_op
 from edge_pc.cli.output import Output
 from edge_pc.errors import ModelError
 from edge_pc.sizes import format_size
+
+if TYPE_CHECKING:
+    from edge_pc.export import Bits
+
+_BITS: dict[str, Bits] = {"8": 8, "4": 4, "32": 32}
 
 
 @click.command(cls=GroupedCommand)
@@ -41,7 +47,7 @@ def pull(name: str, output: OutputOptions) -> None:
 @option("-o", "--output", "folder", metavar="DIR", help="The folder to make.  [default for a pulled model: beside it]")
 @option(
     "--bits",
-    type=click.Choice(["4", "8", "32"]),
+    type=click.Choice(list(_BITS)),
     default="8",
     show_default=True,
     help="Of the weights; less is smaller and less exact.",
@@ -60,12 +66,12 @@ def export(model: str, folder: str | None, bits: str, force: bool, output: Outpu
     source = models.export_source(model)
     if folder is None and model not in models.REGISTRY:
         raise click.UsageError("say where to: -o DIR")
-    target = Path(folder) if folder is not None else models.export_folder(model, int(bits))
+    target = Path(folder) if folder is not None else models.export_folder(model, _BITS[bits])
     if folder is None and not force and _is_exported(target):
         out.note(f"{model} is exported already: {target}")
         return
     with out.progress(f"exporting {model}") as update:
-        export_model(source, target, bits=int(bits), progress=lambda step, done, total: update(done, total, step))
+        export_model(source, target, bits=_BITS[bits], progress=lambda step, done, total: update(done, total, step))
     out.note(f"{model} is exported to {target}")
     if model not in models.REGISTRY or target != models.export_folder(model):
         out.note(f"use it with: --model {target}")

@@ -18,8 +18,8 @@ from edge_pc.errors import OptionError
 from edge_pc.sizes import parse_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from edge_pc.encoding import EncodingRule
+    from edge_pc.plan import Tail
     from edge_pc.sampling import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -125,12 +125,12 @@ class EngineOptions:
     backend: str
     provider: str
     threads: int | None
-    cache_dir: Path | None
+    cache_dir: str | None
     max_cache_size: int | None
     kv_storage: str
     assembly: str
-    encoding: str
-    tail: str
+    encoding: EncodingRule
+    tail: Tail
 
 
 _ENGINE_GROUP = "Model and cache"

@@ -83,9 +83,8 @@ def run(
     with engine:
         for schema in loaded:
             engine.load_schema(schema)
-        stream = engine.stream(parsed, sampling.build(), **serving.ways())
         answer(
-            stream,
+            lambda progress: engine.stream(parsed, sampling.build(), **serving.ways(), progress=progress),
             lambda: engine.compare(parsed, exact=serving.exact),
             serving,
             start_up,
