@@ -2,6 +2,10 @@
 
 Text given by a person or a file is *plain*: whatever it spells, it never becomes a control token. Only text that a
 chat template wrote goes through `encode_template`, where control tokens are recognised. Neither adds a BOS.
+
+SentencePiece vocabularies put a space in front of a text that stands at a boundary: at the very start, or right behind
+a control token. Texts here are composed by ids, so that space must not come with every text; who composes says where a
+boundary is. Byte-level vocabularies know no such thing.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_pc.errors import ModelError
 
@@ -32,6 +36,7 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._boundary_prefix = " " if _take_prefix_space(tokenizer) else ""
         added = tokenizer.get_added_tokens_decoder()
         self._control = {token.content: id_ for id_, token in added.items() if token.special}
         self._control_ids = frozenset(self._control.values()) - {self._unknown_id()}
@@ -59,29 +64,40 @@ class Tokenizer:
                 f"{path} is not a tokenizer that can be read: {exc}", hint="export the model again"
             ) from exc
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, boundary: bool = False) -> list[int]:
         """Ids of plain text: control tokens in it stay text, and no BOS is added.
+
+        Args:
+            text: any text.
+            boundary: nothing, or a control token, stands before it.
 
         Raises:
             ModelError: the tokenizer makes a control token of this text all the same.
         """
+        if boundary and text:
+            text = self._boundary_prefix + text
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if not self._control_ids.isdisjoint(ids):
             id_ = next(id_ for id_ in ids if id_ in self._control_ids)
             raise ModelError(f"plain text became the control token {self._tokenizer.id_to_token(id_)!r}")
         return ids
 
-    def encode_template(self, text: str) -> list[int]:
-        """Ids of text that a chat template wrote: control tokens in it are recognised, and no BOS is added."""
+    def encode_template(self, text: str, *, boundary: bool = False) -> list[int]:
+        """Ids of text that a chat template wrote: control tokens in it are recognised, and no BOS is added.
+
+        Args:
+            text: written by a template.
+            boundary: nothing, or a control token, stands before it.
+        """
         if self._control_pattern is None:
-            return self.encode(text)
+            return self.encode(text, boundary=boundary)
         ids: list[int] = []
         # With one group in the pattern, plain text and control tokens take turns.
         for i, part in enumerate(self._control_pattern.split(text)):
             if i % 2:
                 ids.append(self._control[part])
-            elif part:
-                ids += self.encode(part)
+            else:
+                ids += self.encode(part, boundary=boundary or i > 0)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -110,6 +126,25 @@ class Tokenizer:
     def _unknown_id(self) -> int | None:
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         return None if unknown is None else self.id_of(unknown)
+
+
+def _take_prefix_space(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Switch off that the library puts a space in front of every text; whether it did."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    normalizer = tokenizer.normalizer
+    steps: list[Any] = [normalizer]
+    if isinstance(normalizer, normalizers.Sequence):
+        steps = [normalizer[i] for i in range(len(normalizer))]
+    kept = [step for step in steps if not isinstance(step, normalizers.Prepend)]
+    if len(kept) < len(steps):
+        tokenizer.normalizer = normalizers.Sequence(kept)
+        return True
+    splitter = tokenizer.pre_tokenizer
+    if isinstance(splitter, pre_tokenizers.Metaspace) and splitter.prepend_scheme != "never":
+        splitter.prepend_scheme = "never"
+        return True
+    return False
 
 
 class Detokenizer:

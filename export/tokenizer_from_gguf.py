@@ -2,6 +2,7 @@
 
 Byte-level BPE (`tokenizer.ggml.model = gpt2`) differs between models in how text is cut before merging, which the file
 only names (`tokenizer.ggml.pre`). A name that is not known is refused: a near miss would give fluent wrong ids.
+SentencePiece vocabularies (`llama`) have a file of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile
+from edge_pc.export.sentencepiece import sentencepiece_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 CONTROL, USER_DEFINED = 3, 4
+
+_HINT = "export the model's Hugging Face folder instead: its tokenizer.json is used as it is"
 
 # How text is cut before merging, as the models' own tokenizer files have it; None: GPT-2's rule, built into ByteLevel.
 _QWEN2 = (
@@ -39,23 +43,34 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     Raises:
         ModelError: a kind of tokenizer, or a rule for cutting text, that is not supported; a broken vocabulary.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from tokenizers import AddedToken
 
-    kind = file.require("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ModelError(
-            f"{file.path}: the tokenizer {kind!r} is not supported, only byte-level BPE ('gpt2') is",
-            hint="export the model's Hugging Face folder instead: its tokenizer.json is used as it is",
-        )
-    pre = file.get("tokenizer.ggml.pre", "none given")
-    if pre not in _SPLIT_PATTERNS:
-        raise ModelError(
-            f"{file.path}: the pre-tokenizer {pre!r} is not supported, only {', '.join(sorted(_SPLIT_PATTERNS))}",
-            hint="export the model's Hugging Face folder instead: its tokenizer.json is used as it is",
-        )
     tokens: list[str] = file.require("tokenizer.ggml.tokens")
     kinds: list[int] = file.get("tokenizer.ggml.token_type", [1] * len(tokens))
     vocab = _vocab(file, tokens, kinds)
+    kind = file.require("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level_tokenizer(file, vocab)
+    elif kind == "llama":
+        tokenizer = sentencepiece_tokenizer(file, vocab, kinds)
+    else:
+        raise ModelError(f"{file.path}: the tokenizer {kind!r} is not supported, only 'gpt2' and 'llama'", hint=_HINT)
+    added = [
+        AddedToken(token, special=kind == CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def _byte_level_tokenizer(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models
+
+    pre = file.get("tokenizer.ggml.pre", "none given")
+    if pre not in _SPLIT_PATTERNS:
+        known = ", ".join(sorted(_SPLIT_PATTERNS))
+        raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not supported, only {known}", hint=_HINT)
     merges = [tuple(merge.split(" ")) for merge in file.require("tokenizer.ggml.merges")]
     try:
         # Llama 3 takes a piece of text that is a token as it is, without asking whether merges lead to it.
@@ -64,12 +79,6 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         raise ModelError(f"{file.path}: the vocabulary and its merges do not fit together: {exc}") from exc
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(token, special=kind == CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    tokenizer.add_tokens(added)
     return tokenizer
 
 

@@ -73,6 +73,127 @@ def test_ids_are_llama_cpps(pre: str, tmp_path: Path) -> None:
     check_against_llama_cpp(tiny.write_gguf(tmp_path / "tiny.gguf", pre=pre), 1500)
 
 
+def write_sentencepiece(path: Path, *, prefix: bool, tie: bool = False, without: str = "") -> Path:
+    """A GGUF file with a small SentencePiece vocabulary, scored as real ones are, and no weights."""
+    import gguf
+
+    characters = [*"▁abcdehilnorstuwy=.,é漢"]
+    words = (
+        "▁the",
+        "▁then",
+        "▁wor",
+        "ld",
+        "▁world",
+        "hello",
+        "▁hello",
+        "==",
+        "====",
+        "===",
+        "aaaa",
+        "▁a",
+        "▁an",
+        "nt",
+        "ent",
+    )
+    grown = [word[:end] for word in words for end in range(2, len(word) + 1)]
+    pieces = [piece for piece in dict.fromkeys(grown) if piece not in characters]
+    runs = ["▁" * length for length in (2, 4, 8, 3, 5, 6, 7)]
+    tokens = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    tokens += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    tokens += [(run, -1e9, 1) for run in runs]
+    tokens += [(piece, 0.0 if tie else -float(i), 1) for i, piece in enumerate(pieces)]
+    tokens += [(character, -1000.0 - i, 1) for i, character in enumerate(characters)]
+    tokens = [token for token in tokens if token[0] != without]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_vocab_size(len(tokens))
+    writer.add_token_list([token for token, _, _ in tokens])
+    writer.add_token_scores([score for _, score, _ in tokens])
+    writer.add_token_types([kind for _, _, kind in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(prefix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_ids_are_llama_cpps(prefix: bool, tmp_path: Path) -> None:
+    path = write_sentencepiece(tmp_path / "sp.gguf", prefix=prefix)
+    tokenizer = Tokenizer(tokenizer_from_gguf(GGUFFile(path)))
+    rng = random.Random(0)
+    choices = [
+        "the",
+        "then",
+        " world",
+        "hello",
+        "=",
+        "a",
+        " ",
+        "      ",
+        "an",
+        "t",
+        "é",
+        "漢",
+        "😀",
+        "\n",
+        "<s>",
+        "</s>",
+        "▁",
+    ]
+    with llama_cpp_vocabulary(path) as llama:
+        for _ in range(2000):
+            text = "".join(rng.choice(choices) * rng.choice([1, 1, 1, 2, 9]) for _ in range(rng.randint(1, 12)))
+            plain = llama.tokenize(text.encode(), add_bos=False, special=False)
+            assert tokenizer.encode(text, boundary=True) == plain, text
+            template = llama.tokenize(text.encode(), add_bos=False, special=True)
+            assert tokenizer.encode_template(text, boundary=True) == template, text
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_texts_are_joined_by_ids_without_stray_spaces(prefix: bool, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizer_from_gguf(GGUFFile(write_sentencepiece(tmp_path / "sp.gguf", prefix=prefix))))
+    texts = ["hello", " world.", "\n", "then", "  é😀漢", "end"]
+    ids = [id_ for i, text in enumerate(texts) for id_ in tokenizer.encode(text, boundary=i == 0)]
+    assert tokenizer.decode(ids) == "".join(texts)
+    detokenizer = tokenizer.detokenizer()
+    assert "".join(detokenizer.push(id_) for id_ in ids) + detokenizer.finish() == "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"tie": True}, "have the same score"),
+        ({"without": "<0x41>"}, "lacks 1 byte tokens, such as <0x41>"),
+        ({"without": "w"}, "the character 'w' is part of tokens but no token itself"),
+    ],
+)
+def test_sentencepiece_vocabularies_that_cannot_be_expressed(broken: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        tokenizer_from_gguf(GGUFFile(write_sentencepiece(tmp_path / "sp.gguf", prefix=True, **broken)))
+
+
+def test_a_metaspace_in_front_of_every_text_is_switched_off(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+
+    library = Library(models.BPE({"▁": 0, "a": 1, "▁a": 2}, [("▁", "a")]))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("a a") == [1, 2]
+    assert tokenizer.encode("a a", boundary=True) == [2, 2]
+
+
 @pytest.mark.real_model
 def test_ids_are_llama_cpps_for_smollm2(smollm2_gguf: Path) -> None:
     check_against_llama_cpp(smollm2_gguf, 1500)
