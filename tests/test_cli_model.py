@@ -253,8 +253,8 @@ def test_encode_says_what_it_writes_and_does_it_once(run: Run, folder: Path) -> 
     first, second = run("encode", "trip.xml"), run("encode", "trip.xml", "--json")
     assert first.stdout == ""
     assert re.search(r"trip: computing \d+ tokens, writing \d.* to .*states", first.stderr)
-    assert re.search(r"trip: 4 modules encoded, 0 stored already; \d+ tokens in ", first.stderr)
-    assert "trip: everything is stored already (4 modules)" in second.stderr
+    assert re.search(r"trip: 4 encodings stored, 0 were there already; \d+ tokens in ", first.stderr)
+    assert "trip: everything is stored already (4 encodings)" in second.stderr
     (report,) = answered(second)["schemas"]
     assert (report["source"], report["schema"], report["encoded"], report["tokens"]) == ("trip.xml", "trip", [], 0)
     assert run("encode", "-", "-q", stdin=SCHEMA).stderr == ""

@@ -104,10 +104,10 @@ def info(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
         out.json(asdict(totals))
         return
     free = "unknown" if totals.free_bytes is None else format_size(totals.free_bytes)
-    modules, tokens = counted(totals.entries, "module"), counted(totals.tokens, "token")
+    encodings, tokens = counted(totals.entries, "encoding"), counted(totals.tokens, "token")
     rows = {
         "folder": totals.path,
-        "stored": f"{modules}, {tokens}, {format_size(totals.nbytes)}",
+        "stored": f"{encodings}, {tokens}, {format_size(totals.nbytes)}",
         "used": counted(totals.hits, "time"),
         "free": f"{free} on this disk",
     }
@@ -136,7 +136,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
         if not repair:
             out.note("hint: edge-pc cache verify --repair deletes what is broken; it is computed again when needed")
     else:
-        out.note(f"{counted(entries, 'stored module')} checked: no damage")
+        out.note(f"{counted(entries, 'stored encoding')} checked: no damage")
     return DAMAGE_FOUND if findings else 0
 
 
@@ -170,7 +170,7 @@ def rm(
         _check_all_found(what, chosen)
         if chosen and not yes:
             size = format_size(sum(entry.nbytes for entry in chosen))
-            click.confirm(f"Remove {counted(len(chosen), 'stored module')}, {size}?", abort=True, err=True)
+            click.confirm(f"Remove {counted(len(chosen), 'stored encoding')}, {size}?", abort=True, err=True)
         _show_removed(store.remove([entry.key for entry in chosen]), out, as_json=as_json)
 
 
@@ -193,7 +193,7 @@ def _show_removed(removed: Removed, out: Output, *, as_json: bool) -> None:
     if as_json:
         out.json({"removed": [entry.key for entry in removed.entries], "bytes": removed.nbytes})
     else:
-        out.note(f"removed {counted(len(removed.entries), 'stored module')}, {format_size(removed.nbytes)} freed")
+        out.note(f"removed {counted(len(removed.entries), 'stored encoding')}, {format_size(removed.nbytes)} freed")
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:

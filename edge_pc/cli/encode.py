@@ -52,8 +52,8 @@ def _encode(engine: Engine, source: str, out: Output) -> dict[str, Any]:
         report = engine.encode(layout, lambda p: update(p.done_tokens, p.total_tokens, p.module))
     if report.encoded:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
-        modules, tokens = counted(len(report.encoded), "module"), counted(report.tokens, "token")
-        out.note(f"{layout.name}: {modules} encoded, {len(report.reused)} stored already; {tokens} in {speed}")
+        encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")
+        out.note(f"{layout.name}: {encodings} stored, {len(report.reused)} were there already; {tokens} in {speed}")
     else:
-        out.note(f"{layout.name}: everything is stored already ({counted(len(report.reused), 'module')})")
+        out.note(f"{layout.name}: everything is stored already ({counted(len(report.reused), 'encoding')})")
     return {"schema": layout.name, **asdict(report)}
