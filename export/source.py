@@ -26,11 +26,10 @@ _GGUF_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """What a model file or folder holds.
+class TextSide:
+    """What a model file or folder says of text.
 
     Attributes:
-        weights: its tensors.
         tokenizer: its tokenizer, which adds no BOS by itself.
         chat_template: Jinja text, or None.
         special_tokens: what chat templates may ask for (`bos_token`, …) → the token's text.
@@ -38,12 +37,18 @@ class Source:
         eos_ids: tokens that end an answer, ascending.
     """
 
-    weights: LlamaWeights
     tokenizer: Tokenizer
     chat_template: str | None
     special_tokens: dict[str, str]
     bos_id: int | None
     eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source(TextSide):
+    """All that a model file or folder holds: text, and `weights`, its tensors."""
+
+    weights: LlamaWeights
 
 
 def read_source(path: Path) -> Source:
@@ -64,22 +69,31 @@ def read_source(path: Path) -> Source:
     return source
 
 
-def _from_gguf(file: GGUFFile) -> Source:
-    weights = read_gguf(file)
+def text_from_gguf(file: GGUFFile) -> TextSide:
+    """Tokenizer, chat template and ids of a GGUF file, whatever its architecture.
+
+    Raises:
+        ModelError: the tokenizer is not supported or broken.
+    """
     tokenizer = tokenizer_from_gguf(file)
     template = file.get("tokenizer.chat_template")
     ids = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_TOKENS.items()}
     special = {name: tokenizer.id_to_token(id_) for name, id_ in ids.items() if id_ is not None}
-    # llama.cpp adds a BOS in front of byte-level BPE only where the file, or Llama 3's own rule, says so.
-    add_bos = file.get("tokenizer.ggml.add_bos_token", file.get("tokenizer.ggml.pre") == "llama-bpe")
-    return Source(
-        weights,
+    # Where the file says nothing, llama.cpp adds a BOS for SentencePiece vocabularies and for Llama 3's.
+    usual = file.get("tokenizer.ggml.model") == "llama" or file.get("tokenizer.ggml.pre") == "llama-bpe"
+    add_bos = file.get("tokenizer.ggml.add_bos_token", usual)
+    return TextSide(
         tokenizer,
         template,
         special_tokens={name: token for name, token in special.items() if token is not None},
         bos_id=ids["bos_token"] if add_bos else None,
         eos_ids=_eos_ids(tokenizer, template, (ids["eos_token"], file.get("tokenizer.ggml.eot_token_id"))),
     )
+
+
+def _from_gguf(file: GGUFFile) -> Source:
+    weights, text = read_gguf(file), text_from_gguf(file)
+    return Source(text.tokenizer, text.chat_template, text.special_tokens, text.bos_id, text.eos_ids, weights=weights)
 
 
 def _from_huggingface(folder: Path) -> Source:
@@ -97,12 +111,12 @@ def _from_huggingface(folder: Path) -> Source:
         named.append(tokenizer.token_to_id(special["eos_token"]))
     flat = [id_ for ids in named for id_ in (ids if isinstance(ids, list) else [ids])]
     return Source(
-        weights,
         tokenizer,
         template,
         special_tokens=special,
         bos_id=bos_id if bos_id is not None and _wants_bos(tokenizer, settings, bos_id) else None,
         eos_ids=_eos_ids(tokenizer, template, flat),
+        weights=weights,
     )
 
 

@@ -1,0 +1,217 @@
+"""Which cells of libllama's cache each sequence has: every change of the cache goes through here.
+
+libllama tells neither which cells are free nor where a sequence's cells lie, so this keeps the same books. New cells
+take the lowest free places, in order (checked on a known state when a model is opened).
+
+Places matter for the last bits of a result. Attention sums over places 16 at a time, so two prompts add up alike when
+their cells are in the same order and each lies in the same *lane* (its place modulo 16); places between them that
+belong to others are skipped. A cell's lane is right when it equals its index in the prompt modulo 16: so it is in full
+prefill of an empty cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import IntArray
+from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
+from edge_pc.backends.llamacpp.session import SEQUENCES, Session
+from edge_pc.errors import ContextLengthError, ModelError, StatesError
+
+LANES = 16
+
+# Sequences with a fixed part: cells in transit, and cells that only hold a place.
+TRANSIT, PLUGS = 0, 1
+FIRST_SEQUENCE = 2
+
+_END = np.iinfo(np.int32).max
+
+
+class Cells:
+    """The cache's cells, and the calls that change them.
+
+    Args:
+        session: the context whose cells they are; empty.
+        blobs: its states' format.
+    """
+
+    def __init__(self, session: Session, blobs: BlobFormat) -> None:
+        self._session = session
+        self._blobs = blobs
+        self._labels = np.full(session.cells, -1, dtype=np.int32)
+        self._members = np.zeros((SEQUENCES, session.cells), dtype=np.bool_)
+        self._owners = np.zeros(session.cells, dtype=np.int16)
+
+    @property
+    def free(self) -> int:
+        """Cells that no sequence has."""
+        return int(np.count_nonzero(self._owners == 0))
+
+    def count(self, sequence: int) -> int:
+        """Cells of a sequence."""
+        return int(np.count_nonzero(self._members[sequence]))
+
+    def alone(self, sequence: int) -> int:
+        """Cells that only this sequence has."""
+        return int(np.count_nonzero(self._members[sequence] & (self._owners == 1)))
+
+    def places(self, sequence: int, start: int = 0, stop: int = _END) -> IntArray:
+        """Places of a sequence's cells labelled `[start, stop)`, by ascending label."""
+        found = np.flatnonzero(self._within(sequence, start, stop))
+        return found[np.argsort(self._labels[found], kind="stable")].astype(np.int32)
+
+    def last(self, sequence: int) -> int:
+        """The largest position label in a sequence, -1 when it is empty."""
+        return int(self._labels[self._members[sequence]].max(initial=-1))
+
+    def load(self, sequence: int, blob: Bytes, labels: IntArray) -> None:
+        """Fill an empty sequence with a blob's cells.
+
+        Raises:
+            ContextLengthError: there are not enough free cells.
+            StatesError: libllama refused the blob.
+        """
+        places = self._lowest_free(len(labels))
+        self._session.write(sequence, blob)
+        self._take(places, labels, np.full(len(labels), sequence))
+
+    def compute(self, token_ids: IntArray, position_ids: IntArray, sequences: IntArray, outputs: Sequence[int]) -> None:
+        """Compute tokens, each in its sequence; see `Session.decode`.
+
+        Raises:
+            ContextLengthError: there are not enough free cells.
+        """
+        places = self._lowest_free(len(token_ids))
+        self._session.decode(token_ids, position_ids, sequences, outputs)
+        self._take(places, position_ids, sequences)
+
+    def join(self, source: int, target: int, start: int = 0, stop: int = _END) -> None:
+        """Let `target` share the cells of `source` labelled `[start, stop)`; nothing is copied."""
+        self._session.join(source, target, start, stop)
+        added = self._within(source, start, stop) & ~self._members[target]
+        self._members[target] |= added
+        self._owners += added
+
+    def drop(self, sequence: int, start: int = 0, stop: int = _END) -> None:
+        """Take the cells labelled `[start, stop)` from a sequence; those that no other has become free."""
+        dropped = self._within(sequence, start, stop)
+        if not dropped.any():
+            return
+        self._session.drop(sequence, start, stop)
+        self._members[sequence] &= ~dropped
+        self._owners -= dropped
+        self._labels[dropped & (self._owners == 0)] = -1
+
+    def relabel(self, sequence: int, label: int, new: int) -> None:
+        """Give one cell of a sequence another position label; only this sequence sees the change.
+
+        libllama has no call for it. The cell leaves and comes back as a copy, its key rotated as before.
+        """
+        self.join(sequence, TRANSIT, label, label + 1)
+        blob = self._session.read(TRANSIT)
+        self.drop(TRANSIT)
+        self.drop(sequence, label, label + 1)
+        labels = np.array([new], dtype=np.int32)
+        self._blobs.frame(blob, labels)
+        self.load(TRANSIT, blob, labels)
+        self.join(TRANSIT, sequence)
+        self.drop(TRANSIT)
+
+    def read(self, sequence: int) -> Bytes:
+        """The blob of a sequence, in the order of places."""
+        return self._session.read(sequence)
+
+    def in_lanes(self, places: IntArray) -> bool:
+        """Whether cells of a prompt, in position order, lie as full prefill would put them."""
+        return bool(np.all(np.diff(places) > 0) and np.all(places % LANES == np.arange(len(places)) % LANES))
+
+    def align(self, index: int, after: int, count: int, limit: int) -> IntArray:
+        """Plug free places until the next `count` cells come to lie in lanes, behind the place `after`.
+
+        Args:
+            index: of the first of these cells in its prompt.
+            limit: give up rather than plug more.
+
+        Returns:
+            The plugs, to be given to `unplug`; none where nothing had to be done or nothing helps.
+        """
+        free = np.flatnonzero(self._owners == 0).astype(np.int32)
+        # Consecutive free places follow one another in lanes as long as they skip whole multiples of 16.
+        shift = (free - np.arange(len(free))) % LANES
+        for first in np.flatnonzero((free > after) & (free % LANES == index % LANES)):
+            if first > limit:
+                break
+            if first + count <= len(free) and np.all(shift[first : first + count] == shift[first]):
+                plugs = free[:first]
+                self._plug(plugs)
+                return plugs
+        return free[:0]
+
+    def unplug(self, plugs: IntArray) -> None:
+        """Free places that `align` plugged."""
+        for place in plugs.tolist():
+            self.drop(PLUGS, place, place + 1)
+
+    def check_against_library(self) -> None:
+        """Let known states go through libllama: they must come back as they were, in the places kept in the books.
+
+        Raises:
+            ModelError: this libllama's states or its choice of places are not as expected.
+        """
+        rng = np.random.default_rng(0)
+        blobs = []
+        for start, count in ((0, 3), (10, 2), (20, 4)):
+            labels = np.arange(start, start + count, dtype=np.int32)
+            blob = self._blobs.build(labels)
+            parts = self._blobs.parts(blob, count)
+            parts.keys[:] = rng.integers(0, 60, parts.keys.shape)
+            parts.values[:] = rng.integers(0, 60, parts.values.shape)
+            blobs.append((blob, labels))
+        try:
+            for sequence, (blob, labels) in enumerate(blobs, FIRST_SEQUENCE):
+                if sequence == FIRST_SEQUENCE + 2:
+                    self.drop(FIRST_SEQUENCE)  # leaves three free places below the others
+                self.load(sequence, blob, labels)
+                self._blobs.frame(blob, labels, sequence)
+                if not np.array_equal(self._session.read(sequence), blob):
+                    raise StatesError("a state does not come back as it was")
+            for sequence in (FIRST_SEQUENCE + 1, FIRST_SEQUENCE + 2):
+                self.join(sequence, TRANSIT)
+            order = self._blobs.positions(self._session.read(TRANSIT))
+            if order.tolist() != self._labels[self._members[TRANSIT]].tolist():
+                raise StatesError("cells are not put into the lowest free places")
+        except (StatesError, ValueError) as exc:
+            raise ModelError(
+                f"this libllama keeps its cache otherwise than this version of edge-pc expects: {exc}",
+                hint="install the llama-cpp-python that edge-pc was tested with",
+            ) from exc
+        finally:
+            for sequence in range(FIRST_SEQUENCE + 3):
+                self.drop(sequence)
+
+    def _within(self, sequence: int, start: int, stop: int) -> NDArray[np.bool_]:
+        within: NDArray[np.bool_] = self._members[sequence] & (self._labels >= start) & (self._labels < stop)
+        return within
+
+    def _lowest_free(self, count: int) -> IntArray:
+        free = np.flatnonzero(self._owners == 0)[:count].astype(np.int32)
+        if len(free) < count:
+            raise ContextLengthError(
+                f"the cache has {len(free)} free cells of {self._session.cells}, {count} are needed",
+                hint="close other prompts first",
+            )
+        return free
+
+    def _take(self, places: IntArray, labels: IntArray, sequences: IntArray) -> None:
+        self._labels[places] = labels
+        self._members[sequences, places] = True
+        self._owners[places] = 1
+
+    def _plug(self, places: IntArray) -> None:
+        if len(places):
+            self.load(TRANSIT, self._blobs.build(places), places)
+            self.join(TRANSIT, PLUGS)
+            self.drop(TRANSIT)

@@ -1,0 +1,62 @@
+"""Requantizes a GGUF file by libllama's own quantizer, for files whose quantization has no fast kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from edge_pc.backends.llamacpp.library import load_library
+from edge_pc.backends.llamacpp.log import native_log
+from edge_pc.cpu import allowed_cpus
+from edge_pc.errors import ModelError, OptionError
+
+# llama.cpp's numbers of these file types (`llama_ftype`).
+FILE_TYPES = {"q8_0": 7, "q4_0": 2}
+
+
+def requantize(source: Path, out: Path, quant: str) -> Path:
+    """Write `source` with other weights to `out`, which is replaced only when the new file is whole.
+
+    Args:
+        source: a GGUF file of any quantization.
+        out: the GGUF file to make.
+        quant: `q8_0` (about as precise as the source allows) or `q4_0` (half the size, coarser).
+
+    Returns:
+        `out`.
+
+    Raises:
+        OptionError: `quant` is not known, or `out` is `source`.
+        ModelError: the source is no GGUF file that libllama can read, or `out` cannot be written.
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+    if quant not in FILE_TYPES:
+        raise OptionError(f"quant is {quant!r}, expected one of {', '.join(FILE_TYPES)}")
+    if not source.is_file():
+        raise ModelError(f"{source}: no such file")
+    if out.exists() and out.samefile(source):
+        raise OptionError(f"{out} is the file to be read", hint="write to another file")
+    library = load_library()
+    native_log.attach(library, verbose=False)
+    params = library.llama_model_quantize_default_params()
+    params.ftype = FILE_TYPES[quant]
+    params.allow_requantize = True
+    params.nthread = allowed_cpus()
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        native_log.take_error()
+        if library.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(params)):
+            raise ModelError(
+                f"{source} cannot be requantized to {quant}: {native_log.take_error() or 'no reason was given'}",
+                hint="is it a whole GGUF file, and is there room on the disk?",
+            )
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, out)
+    except OSError as exc:
+        raise ModelError(f"{out} cannot be written: {exc}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
+    return out
