@@ -77,6 +77,13 @@ def home() -> Path:
     return platformdirs.user_cache_path("edge-pc", appauthor=False)
 
 
+def make_home() -> Path:
+    """`home()`, made if it is missing, for this person's eyes only."""
+    path = home()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
 def gguf_path(name: str) -> Path:
     """Where the GGUF file of a registered model lies once it is pulled."""
     return _folder(name) / Path(_registered(name).member).name
@@ -182,8 +189,8 @@ def _locked(name: str) -> Iterator[None]:
     """One pull of a model at a time, whichever process it is in."""
     import filelock
 
-    home().mkdir(mode=0o700, parents=True, exist_ok=True)
-    _folder(name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_home()
+    _folder(name).mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(_folder(name) / ".lock"):
         yield
 

@@ -21,7 +21,7 @@ from edge_pc.chat import TEMPLATE_FILE
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.source import Source, read_source
 from edge_pc.model_spec import SPEC_FILE, ModelSpec
-from edge_pc.models import home
+from edge_pc.models import make_home
 from edge_pc.tokenizer import TOKENIZER_FILE
 
 Progress = Callable[[str, int, int], None]
@@ -130,8 +130,8 @@ def _replacing(out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.partial")
     # One export to a place at a time, so that a temporary folder found there is the leftover of one that was killed.
-    locks = home() / "locks"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    locks = make_home() / "locks"
+    locks.mkdir(exist_ok=True)
     name = hashlib.sha256(os.fsencode(out)).hexdigest()[:16]
     with filelock.FileLock(locks / f"export-{name}.lock"):
         shutil.rmtree(temporary, ignore_errors=True)

@@ -174,8 +174,9 @@ def _refuse_unsupported(folder: Path, data: dict[str, Any]) -> None:
             raise ModelError(f"{folder}: {key} = {data[key]!r} is not supported")
     if data.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{folder}: hidden_act = {data['hidden_act']!r} is not supported, only 'silu' is")
-    if data.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError(f"{folder}: partial_rotary_factor = {data['partial_rotary_factor']} is not supported")
+    for place in (data, data.get("rope_parameters") or {}):
+        if place.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError(f"{folder}: partial_rotary_factor = {place['partial_rotary_factor']} is not supported")
     # A mistral config that does not mention the window means transformers' default, 4096 tokens.
     window = data.get("sliding_window", 4096 if model_type == "mistral" else None)
     if window is not None and window < data.get("max_position_embeddings", math.inf):

@@ -188,6 +188,41 @@ def test_linear_scaling_and_factors_of_a_gguf(tiny_gguf: Path, tmp_path: Path) -
     assert read_gguf(GGUFFile(tiny_gguf)).config.rope_frequency_factors is None
 
 
+def bos_id(source: Path, tmp_path: Path, pre: str, add_bos: bool | None) -> int | None:
+    def change(fields: dict[str, Any], _: dict[str, Any]) -> None:
+        fields["tokenizer.ggml.pre"] = (pre, fields["tokenizer.ggml.pre"][1])
+        given = fields.pop("tokenizer.ggml.add_bos_token")
+        if add_bos is not None:
+            fields["tokenizer.ggml.add_bos_token"] = (add_bos, given[1])
+
+    changed = change_gguf(source, tmp_path / "changed.gguf", change)
+    return ModelSpec.load(export(changed, tmp_path / "model")).bos_id
+
+
+def test_a_bos_only_where_the_model_wants_one(tiny_gguf: Path, tmp_path: Path) -> None:
+    assert bos_id(tiny_gguf, tmp_path, "smollm", None) is None
+    assert bos_id(tiny_gguf, tmp_path, "smollm", True) == 1
+    assert bos_id(tiny_gguf, tmp_path, "llama-bpe", None) == 1
+    assert bos_id(tiny_gguf, tmp_path, "llama-bpe", False) is None
+
+
+def test_a_bos_of_a_hugging_face_folder(hf: Path, out: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers.processors import TemplateProcessing
+
+    assert ModelSpec.load(export(hf, out)).bos_id is None
+    settings = json.loads((hf / "tokenizer_config.json").read_text())
+    (hf / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
+    assert ModelSpec.load(export(hf, out)).bos_id == 1
+    del settings["add_bos_token"]  # then the tokenizer itself tells
+    (hf / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert ModelSpec.load(export(hf, out)).bos_id is None
+    library = Library.from_file(str(hf / "tokenizer.json"))
+    library.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    library.save(str(hf / "tokenizer.json"))
+    assert ModelSpec.load(export(hf, out)).bos_id == 1
+
+
 # What it replaces, and what it leaves alone
 
 
@@ -233,6 +268,15 @@ def test_failing_on_the_way_leaves_nothing(
         assert {path: path.read_bytes() for path in out.iterdir()} == before
     else:
         check_nothing_left(out)
+
+
+def test_two_exports_to_one_place_at_once(tiny_gguf: Path, out: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: export(tiny_gguf, out), range(2))) == [out, out]
+    assert names(out) == FILES
+    assert names(out.parent) == {out.name}
 
 
 def test_the_leftover_of_a_killed_export_is_cleared(tiny_gguf: Path, out: Path) -> None:
@@ -352,6 +396,8 @@ def test_gguf_files_that_cannot_be_served(
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "incomplete"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None"),
         ({"num_hidden_layers": 3}, "9 tensors are missing"),
         ({"intermediate_size": 128}, r"'layers.0.gate' has shape \[96, 64\], expected \[128, 64\]"),

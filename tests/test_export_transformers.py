@@ -99,3 +99,29 @@ def test_a_first_run_with_a_gap_inside(pair: tuple[Graph, Any]) -> None:
     graph, hf = pair
     ids, positions = [10, 50, 90, 130, 170], [3, 4, 100, 101, 900]
     np.testing.assert_allclose(graph.forward(ids, positions), reference(hf, ids, positions)[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["plain", "untied", "no sharing of heads, rope base", "linear scaling"])
+def test_a_gguf_gives_the_logits_of_the_hugging_face_folder(name: str, tmp_path: Path) -> None:
+    model = VARIANTS[name]
+    sources = tiny.write_gguf(tmp_path / "tiny.gguf", model), tiny.write_hf(tmp_path / "hf", model)
+    ids, positions = [10, 50, 90, 130, 170], [0, 1, 2, 30, 31]
+    one, other = (
+        Graph(export(source, tmp_path / f"{source.name}.onnx", bits=32), model).forward(ids, positions)
+        for source in sources
+    )
+    np.testing.assert_allclose(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["plain", "untied", "linear scaling"])
+def test_a_gguf_gives_the_logits_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    model = VARIANTS[name]
+    path = tiny.write_gguf(tmp_path / "tiny.gguf", model)
+    llama = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False)
+    ids = [10, 50, 90, 130, 170, 200, 210]
+    llama.eval(ids)
+    got = Graph(export(path, tmp_path / "onnx", bits=32), model).forward(ids, list(range(len(ids))))
+    # llama.cpp keeps keys and values in float16.
+    np.testing.assert_allclose(got, llama.scores[len(ids) - 1], atol=0.03, rtol=0)
+    llama.close()
