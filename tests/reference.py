@@ -1,0 +1,122 @@
+"""An independent llama in numpy, float64, that says for every token exactly which cells it sees.
+
+It knows nothing of caches, slots or runs: the semantics are one matrix of what is visible to what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tiny
+from numpy.typing import NDArray
+
+from edge_pc.backends.base import MIN_COMPUTED_TOKENS
+from edge_pc.layout import ROOT, SchemaLayout
+from edge_pc.plan import PromptLayout
+
+Floats = NDArray[np.float64]
+
+
+class Reference:
+    """The logits of a tiny model, given what each token sees."""
+
+    def __init__(self, model: tiny.TinyModel = tiny.TinyModel()) -> None:
+        self._model = model
+        self._weights = {name: array.astype(np.float64) for name, array in tiny.tensors(model).items()}
+
+    def logits(self, token_ids: NDArray[np.int32], position_ids: NDArray[np.int32], visible: NDArray[np.bool_]) -> Floats:
+        """Logits `[n, vocab]` of n tokens; `visible[i, j]`: token i sees the cell of token j."""
+        model, w = self._model, self._weights
+        x = w["embed"][token_ids]
+        for layer in range(model.layers):
+            name = f"layers.{layer}."
+            normed = _norm(x, w[name + "attn_norm"])
+            q, k, v = (self._heads(normed @ w[name + part].T) for part in "qkv")
+            q, k = self._rotated(q, position_ids), self._rotated(k, position_ids)
+            x = x + self._attend(q, k, v, visible) @ w[name + "o"].T
+            normed = _norm(x, w[name + "mlp_norm"])
+            gate = normed @ w[name + "gate"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (normed @ w[name + "up"].T)) @ w[name + "down"].T
+        logits: Floats = _norm(x, w["norm"]) @ w["embed"].T
+        return logits
+
+    def _heads(self, x: Floats) -> Floats:
+        return x.reshape(len(x), -1, self._model.head_dim).swapaxes(0, 1)
+
+    def _rotated(self, x: Floats, position_ids: NDArray[np.int32]) -> Floats:
+        half = self._model.head_dim // 2
+        angles = np.outer(position_ids, self._model.rope_base ** (-np.arange(half) / half))
+        first, second = x[..., :half], x[..., half:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _attend(self, q: Floats, k: Floats, v: Floats, visible: NDArray[np.bool_]) -> Floats:
+        share = self._model.heads // self._model.kv_heads
+        k, v = np.repeat(k, share, axis=0), np.repeat(v, share, axis=0)
+        scores = np.where(visible, q @ k.swapaxes(1, 2) / np.sqrt(self._model.head_dim), -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out = weights / weights.sum(axis=-1, keepdims=True) @ v
+        joined: Floats = out.swapaxes(0, 1).reshape(len(visible), -1)
+        return joined
+
+
+def _norm(x: Floats, weight: Floats) -> Floats:
+    normed: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
+    return normed
+
+
+# (path of the module that is encoded, path of a module before it) → whether the first sees the second's own text
+Sees = Callable[[str, str], bool]
+
+
+def guaranteed(layout: SchemaLayout) -> Sees:
+    """A module sees itself and the modules around it."""
+    return lambda path, other: other == path or other in layout.ancestors(path)
+
+
+def isolated(path: str, other: str) -> bool:
+    return path == other
+
+
+def jointly(sees: Sees, *group: str) -> Sees:
+    """As `sees`, and the modules of `group` see one another."""
+    return lambda path, other: (path in group and other in group) or sees(path, other)
+
+
+def expected_logits(
+    reference: Reference, prompt: PromptLayout, sees: Sees, placeholders: dict[str, list[tuple[int, int]]] | None = None
+) -> Floats:
+    """First-token logits `[vocab]` of a prompt, by the rules alone.
+
+    Args:
+        sees: what the stored text of a module sees, besides being causal by position.
+        placeholders: path → (position, token) of cells that its text sees while it is encoded, and nothing else does.
+    """
+    cells = []  # (position, token, owner or None for computed tokens, is a placeholder)
+    reused = {path for encoding in prompt.encodings for path in encoding.paths}
+    for path in reused:
+        module = prompt.schema.modules[path]
+        cells += [(p, t, path, False) for p, t in zip(module.position_ids, module.token_ids, strict=True)]
+        cells += [(p, t, path, True) for p, t in (placeholders or {}).get(path, [])]
+    cells += [(p, t, None, False) for p, t in zip(prompt.position_ids, prompt.token_ids, strict=True)]
+    # The last cells are computed again when a prompt has less text of its own than must be computed.
+    recomputed = set(sorted(p for p, _, _, placeholder in cells if not placeholder)[-MIN_COMPUTED_TOKENS:])
+    cells = [(p, t, None if p in recomputed else owner, placeholder) for p, t, owner, placeholder in cells]
+    cells.sort(key=lambda cell: (cell[0], cell[3]))
+    visible = np.zeros((len(cells), len(cells)), dtype=bool)
+    for i, (position, _, owner, placeholder) in enumerate(cells):
+        for j, (other_position, _, other_owner, other_placeholder) in enumerate(cells):
+            if other_position > position or (other_placeholder and other_owner != owner):
+                continue
+            if owner is None:
+                visible[i, j] = True
+            elif other_owner is not None:
+                visible[i, j] = sees(owner, other_owner) and (i == j or other_position < position or not placeholder)
+    token_ids = np.array([token for _, token, _, _ in cells], dtype=np.int32)
+    position_ids = np.array([position for position, _, _, _ in cells], dtype=np.int32)
+    logits: Floats = reference.logits(token_ids, position_ids, visible)[-1]
+    return logits
+
+
+__all__ = ["ROOT", "Reference", "expected_logits", "guaranteed", "isolated", "jointly"]
