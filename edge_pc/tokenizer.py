@@ -110,15 +110,6 @@ class Tokenizer:
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
-    def token_of(self, id_: int) -> str | None:
-        """How the vocabulary spells the token with this id, or None."""
-        token: str | None = self._tokenizer.id_to_token(id_)
-        return token
-
-    def is_control(self, id_: int) -> bool:
-        """Whether the id is that of a control token."""
-        return id_ in self._control_ids
-
     def detokenizer(self) -> Detokenizer:
         """A streaming decoder for one answer."""
         return Detokenizer(self)

@@ -42,9 +42,7 @@ def sentencepiece_tokenizer(file: GGUFFile, vocab: dict[str, int], kinds: list[i
         raise ModelError(f"{file.path}: {len(scores)} scores for {len(vocab)} tokens")
     pieces = {token: score for (token, id_), score in zip(vocab.items(), scores, strict=True) if kinds[id_] == NORMAL}
     _check_expressible(file, pieces)
-    unknown = next(iter(vocab))
-    model = models.BPE(vocab, _merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(models.BPE(vocab, _merges(pieces), byte_fallback=True))
     prefix = file.get("tokenizer.ggml.add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)]
@@ -60,12 +58,12 @@ def sentencepiece_tokenizer(file: GGUFFile, vocab: dict[str, int], kinds: list[i
 
 def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
     ranked = [
-        (-score, -len(piece), -cut, piece)
+        (-score, -len(piece), -cut, piece[:cut], piece[cut:])
         for piece, score in pieces.items()
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
     ]
-    return [(piece[:-negative], piece[-negative:]) for _, _, negative, piece in sorted(ranked)]
+    return [(left, right) for *_, left, right in sorted(ranked)]
 
 
 def _check_expressible(file: GGUFFile, pieces: dict[str, float]) -> None:
