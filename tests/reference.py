@@ -25,7 +25,9 @@ class Reference:
         self._model = model
         self._weights = {name: array.astype(np.float64) for name, array in tiny.tensors(model).items()}
 
-    def logits(self, token_ids: NDArray[np.int32], position_ids: NDArray[np.int32], visible: NDArray[np.bool_]) -> Floats:
+    def logits(
+        self, token_ids: NDArray[np.int32], position_ids: NDArray[np.int32], visible: NDArray[np.bool_]
+    ) -> Floats:
         """Logits `[n, vocab]` of n tokens; `visible[i, j]`: token i sees the cell of token j."""
         model, w = self._model, self._weights
         x = w["embed"][token_ids]

@@ -1,0 +1,154 @@
+"""The arena: what is placed where, by mapping and by copying, and what is left of it."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_pc.backends.base import KVLayout, KVStates, Span
+from edge_pc.backends.onnx.arena import Arena, can_map, in_position_order, tokens_per_page
+from edge_pc.backends.onnx.backend import CHUNK_TOKENS, ROW_TILE, chunks
+from edge_pc.errors import ContextLengthError, StatesError
+from edge_pc.store import StateStore
+
+LAYERS, HEADS, DIM = 2, 2, 64
+PAGE = tokens_per_page(DIM)
+LAYOUT = KVLayout("test", "float32", (LAYERS, 2, HEADS, 1, DIM), 3, PAGE)
+
+needs_mapping = pytest.mark.skipif(not can_map(), reason="this system cannot map files over memory")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    return StateStore(tmp_path / "states")
+
+
+def states(store: StateStore, tokens: int, start: int, seed: int) -> KVStates:
+    """Random states of `tokens` cells at positions from `start`, in the store."""
+    array = np.zeros(LAYOUT.array_shape(tokens), dtype=np.float32)
+    array[:, :, :, :tokens] = np.random.default_rng(seed).standard_normal((LAYERS, 2, HEADS, tokens, DIM))
+    ids, positions = np.arange(tokens, dtype=np.int32), np.arange(start, start + tokens, dtype=np.int32)
+    return store.put(f"key{seed}", LAYOUT, array, ids, positions, model="m", schema="s", module="x")
+
+
+def check(arena: Arena, *spans: Span) -> None:
+    """The arena's cells are exactly the spans' cells, whatever their order."""
+    wanted = {int(p): (s.states, c) for s in spans for c, p in enumerate(s.position_ids, s.start)}
+    assert sorted(arena.position_ids[: arena.cells].tolist()) == sorted(wanted)
+    for slot, position in enumerate(arena.position_ids[: arena.cells].tolist()):
+        source, cell = wanted[position]
+        np.testing.assert_array_equal(arena.kv[:, :, :, slot], source.array[:, :, :, cell])
+
+
+@pytest.mark.parametrize("assembly", ["copy", pytest.param("map", marks=needs_mapping), "auto"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_prompt_after_another(store: StateStore, assembly: str, exact: bool) -> None:
+    arena = Arena(LAYERS, HEADS, DIM, 2048, assembly)
+    a, b, c = states(store, 300, 0, 1), states(store, 2 * PAGE + 3, 300, 2), states(store, 5, 900, 3)
+    whole = [Span(s, 0, len(s.position_ids)) for s in (a, b, c)]
+    shorter = Span(a, 0, 299)
+    for spans in (whole, whole, whole[:1], [shorter, *whole[1:]], whole[1:], [whole[2], whole[0]], []):
+        arena.place(spans, exact=exact)
+        check(arena, *spans)
+        slots = arena.append(np.arange(1000, 1040, dtype=np.int32))
+        arena.kv[:, :, :, slots] = 7.0  # what computing does
+    assert store.verify() == [], "writing to the arena never reaches a file"
+
+
+@needs_mapping
+def test_only_whole_pages_are_mapped_and_a_single_span_keeps_its_order(store: StateStore) -> None:
+    arena = Arena(LAYERS, HEADS, DIM, 2048, "map")
+    arena.place([Span(states(store, 5 * PAGE + 7, 0, 1), 0, 5 * PAGE + 7)], exact=False)
+    assert [(p.stop - p.start, p.mapped) for p in arena._pieces] == [(5 * PAGE, True), (7, False)]
+    assert arena.position_ids[: arena.cells].tolist() == list(range(5 * PAGE + 7))
+
+
+def test_what_is_in_place_is_not_placed_again(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(LAYERS, HEADS, DIM, 2048)
+    a, b = states(store, 400, 0, 1), states(store, 20, 400, 2)
+    arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
+    placed = []
+    for name in ("_map", "_copy"):
+        monkeypatch.setattr(arena, name, lambda piece: placed.append(piece))
+    arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
+    assert placed == []
+    arena.place([Span(a, 0, 400), Span(b, 0, 19)], exact=False)
+    assert [piece.stop for piece in placed] == [19]
+
+
+def test_spans_that_lie_between_one_another_are_cut(store: StateStore) -> None:
+    outer = states(store, 6, 0, 1)
+    outer = KVStates(outer.key, outer.array, outer.token_ids, np.array([0, 1, 2, 10, 11, 12], dtype=np.int32))
+    inner = states(store, 4, 4, 2)
+    pieces = in_position_order([Span(outer, 0, 6), Span(inner, 0, 4)])
+    assert [(p.states is outer, p.start, p.stop, p.slot) for p in pieces] == [
+        (True, 0, 3, 0),
+        (False, 0, 4, 3),
+        (True, 3, 6, 7),
+    ]
+
+
+@needs_mapping
+def test_a_file_cut_short_is_refused_and_not_died_of(store: StateStore) -> None:
+    arena = Arena(LAYERS, HEADS, DIM, 2048, "map")
+    a = states(store, 400, 0, 1)
+    assert a.path is not None
+    a.path.chmod(0o600)
+    with a.path.open("r+b") as file:
+        file.truncate(mmap.PAGESIZE * 3)
+    with pytest.raises(StatesError, match="shorter"):
+        arena.place([Span(a, 0, 400)], exact=False)
+    b = states(store, 10, 0, 2)
+    arena.place([Span(b, 0, 10)], exact=False)
+    check(arena, Span(b, 0, 10))
+
+
+@needs_mapping
+def test_mapped_modules_add_little_private_memory(store: StateStore) -> None:
+    """The target: less than a tenth of their bytes."""
+    tokens = 6000
+    module = states(store, tokens, 0, 1)
+    arena = Arena(LAYERS, HEADS, DIM, 8192)
+    before = _private_bytes()
+    arena.place([Span(module, 0, tokens)], exact=False)
+    assert float(arena.kv[:, :, :, :tokens].sum()) != 0  # touch every page
+    assert _private_bytes() - before < 0.1 * module.array.nbytes
+
+
+def test_memory_behind_the_placed_cells_goes_back(store: StateStore) -> None:
+    arena = Arena(LAYERS, HEADS, DIM, 8192)
+    a = states(store, 50, 0, 1)
+    arena.place([Span(a, 0, 50)], exact=False)
+    arena.kv[:, :, :, arena.append(np.arange(100, 8000, dtype=np.int32))] = 1.0
+    arena.trim(100)
+    arena.place([Span(a, 0, 50)], exact=False)
+    check(arena, Span(a, 0, 50))
+    if hasattr(mmap, "MADV_DONTNEED"):
+        assert not arena.kv[:, :, :, 1000:7900].any(), "pages that were given back come back as zeros"
+
+
+def test_there_is_no_room_beyond_the_capacity() -> None:
+    arena = Arena(LAYERS, HEADS, DIM, PAGE)
+    with pytest.raises(ContextLengthError, match=str(PAGE)):
+        arena.append(np.arange(PAGE + 1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, *range(120, 136), *range(500, 530), 641, 1025, 1153, 2049])
+def test_no_chunk_leaves_a_row_alone_in_a_tile(tokens: int) -> None:
+    parts = list(chunks(tokens))
+    sizes = [part.stop - part.start for part in parts]
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(tokens))
+    assert max(sizes) <= CHUNK_TOKENS
+    assert tokens == 1 or all(size % ROW_TILE != 1 for size in sizes)
+
+
+def _private_bytes() -> int:
+    rollup = Path("/proc/self/smaps_rollup")
+    if not rollup.exists():
+        pytest.skip("this system does not tell private memory")
+    lines = (line.split() for line in rollup.read_text().splitlines())
+    # A file just written counts as dirty until the kernel has written it back; only anonymous memory is ours.
+    return sum(int(words[1]) * 1024 for words in lines if words[0] == "Anonymous:")
