@@ -53,7 +53,7 @@ def compare_prefills(
     encoder, prompt = lay_out()
     states = [encoder.obtain(encoding).states for encoding in prompt.encodings]
     plan = prompt.cached_plan(states, exact=exact)
-    in_place = _in_place(plan)
+    in_place = in_place_plan(plan)
     cached_ms, in_place_ms = [], []
     for _ in range(_REPEATS):
         context.prefill(in_place)
@@ -84,7 +84,7 @@ def kl_divergence(reference: Logits, logits: Logits) -> float:
     return float(np.sum(np.where(p > 0, p * (np.log(np.maximum(p, 1e-300)) - np.log(np.maximum(q, 1e-300))), 0.0)))
 
 
-def _in_place(plan: Plan) -> Plan:
+def in_place_plan(plan: Plan) -> Plan:
     """The same plan over states in memory, which a second prefill finds in place: only its run is computed."""
 
     def in_memory(states: KVStates) -> KVStates:
