@@ -119,9 +119,7 @@ def lay_out(
         ModelError: chat tags, and the model has no chat template.
     """
     walk = _Walk(tokenizer, template, bos_id)
-    if bos_id is not None:
-        walk.owner(ROOT).append([bos_id], 0)
-    length = walk.nodes(schema.children, ROOT, 1 if bos_id is not None else 0)
+    length = walk.nodes(schema.children, ROOT, walk.append(ROOT, [] if bos_id is None else [bos_id], 0))
     if length > max_positions:
         raise ContextLengthError(
             f"schema {schema.name!r} takes {length} positions, the model has {max_positions}:\n"
@@ -129,14 +127,18 @@ def lay_out(
             hint="shorten modules, or put alternatives into a union so that they share positions",
         )
     closing = walk.take_closing()
-    walk.owner(ROOT).length = length
+    walk.owners[ROOT].length = length
     modules = {path: owner.layout(path) for path, owner in walk.owners.items()}
     return SchemaLayout(schema, modules, tuple(walk.scaffolds), closing, length, bos_id, tuple(walk.roles))
 
 
-def template_ids(tokenizer: Tokenizer, prefix: str, bos_id: int | None) -> list[int]:
-    """Tokens of a turn's prefix, without the BOS that a template may write: the layout has put it at position 0."""
-    token_ids = tokenizer.encode_template(prefix)
+def template_ids(tokenizer: Tokenizer, prefix: str, bos_id: int | None, *, boundary: bool) -> list[int]:
+    """Tokens of a turn's prefix, without the BOS that a template may write: the layout has put it at position 0.
+
+    Args:
+        boundary: nothing, or a control token, stands before it.
+    """
+    token_ids = tokenizer.encode_template(prefix, boundary=boundary)
     return token_ids[1:] if bos_id is not None and token_ids[:1] == [bos_id] else token_ids
 
 
@@ -151,11 +153,6 @@ class _Owner:
     token_ids: list[int] = field(default_factory=list)
     position_ids: list[int] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
-
-    def append(self, token_ids: Sequence[int], start: int) -> int:
-        self.token_ids += token_ids
-        self.position_ids += range(start, start + len(token_ids))
-        return start + len(token_ids)
 
     def layout(self, path: str) -> ModuleLayout:
         return ModuleLayout(
@@ -176,9 +173,16 @@ class _Walk:
         self.scaffolds: list[ScaffoldLayout] = []
         self.roles: list[Role] = []
         self._last_module_end = 0
+        self._boundary = True  # nothing, or a control token, stands before
 
-    def owner(self, path: str) -> _Owner:
-        return self.owners[path]
+    def append(self, path: str, token_ids: Sequence[int], start: int) -> int:
+        """Add tokens to a module's own text."""
+        owner = self.owners[path]
+        owner.token_ids += token_ids
+        owner.position_ids += range(start, start + len(token_ids))
+        if token_ids:
+            self._boundary = self._tokenizer.is_control(token_ids[-1])
+        return start + len(token_ids)
 
     def nodes(self, nodes: Sequence[Node], path: str, start: int) -> int:
         for node in nodes:
@@ -187,9 +191,10 @@ class _Walk:
 
     def _node(self, node: Node, path: str, start: int) -> int:
         if isinstance(node, Text):
-            return self.owner(path).append(self._tokenizer.encode(node.text), start)
+            return self.append(path, self._tokenizer.encode(node.text, boundary=self._boundary), start)
         if isinstance(node, Parameter):
-            self.owner(path).slots.append(self._slot(node, start))
+            self.owners[path].slots.append(self._slot(node, start))
+            self._boundary = False
             return start + node.length
         if isinstance(node, Module):
             return self._module(node, path, start)
@@ -210,9 +215,9 @@ class _Walk:
     def _turn(self, turn: Turn, path: str, start: int) -> int:
         affixes = self._template.affixes(turn.role, first=not self.roles)
         self.roles.append(turn.role)
-        start = self.owner(path).append(template_ids(self._tokenizer, affixes.prefix, self._bos_id), start)
-        start = self.nodes(turn.children, path, start)
-        return self.owner(path).append(self._tokenizer.encode_template(affixes.suffix), start)
+        prefix = template_ids(self._tokenizer, affixes.prefix, self._bos_id, boundary=self._boundary)
+        start = self.nodes(turn.children, path, self.append(path, prefix, start))
+        return self.append(path, self._tokenizer.encode_template(affixes.suffix), start)
 
     def _slot(self, parameter: Parameter, start: int) -> Slot:
         default = None
@@ -231,7 +236,7 @@ class _Walk:
 
     def take_closing(self) -> tuple[int, ...]:
         """Cut short anonymous text behind the last module off the root's cells."""
-        root = self.owner(ROOT)
+        root = self.owners[ROOT]
         count = sum(position >= self._last_module_end for position in root.position_ids)
         if not self._last_module_end or not 0 < count <= CLOSING_TOKENS:
             return ()

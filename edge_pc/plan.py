@@ -179,7 +179,8 @@ def _free_text(selection: Selection, layout: SchemaLayout, tokenizer: Tokenizer,
     token_ids: list[int] = []
     for index, (role, piece) in enumerate(turns):
         affixes = template.affixes(role, first=not layout.roles and index == 0)
-        token_ids += template_ids(tokenizer, affixes.prefix, layout.bos_id) + tokenizer.encode(piece.text)
+        token_ids += template_ids(tokenizer, affixes.prefix, layout.bos_id, boundary=not layout.length)
+        token_ids += tokenizer.encode(piece.text, boundary=not token_ids or tokenizer.is_control(token_ids[-1]))
         if role == "assistant" and index == len(turns) - 1:
             return token_ids
         token_ids += tokenizer.encode_template(affixes.suffix)

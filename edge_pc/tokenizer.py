@@ -110,6 +110,10 @@ class Tokenizer:
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
+    def is_control(self, id_: int) -> bool:
+        """Whether the id is a control token's."""
+        return id_ in self._control_ids
+
     def detokenizer(self) -> Detokenizer:
         """A streaming decoder for one answer."""
         return Detokenizer(self)

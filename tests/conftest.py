@@ -57,12 +57,12 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The real SmolLM2 as it is pulled; skips where it is neither there nor can be downloaded."""
-    from edge_pc import models
     from edge_pc.errors import MissingDependencyError
+    from edge_pc.pull import pull
 
     with _home(_OWN_HOME):
         try:
-            return models.pull("smollm2")
+            return pull("smollm2")
         except MissingDependencyError as exc:
             pytest.skip(f"SmolLM2 is not here: {exc.message}")
 

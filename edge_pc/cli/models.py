@@ -28,6 +28,7 @@ def pull(name: str, output: OutputOptions) -> None:
     What is there already is only checked; that needs no network.
     """
     from edge_pc import models
+    from edge_pc.pull import pull as download
 
     out = Output(output)
     registered = models.REGISTRY.get(name)
@@ -36,7 +37,7 @@ def pull(name: str, output: OutputOptions) -> None:
             f"getting {name}: {format_size(registered.nbytes)} from {registered.requirement}, {registered.licence}"
         )
     with out.progress(name) as update:
-        path = models.pull(name, lambda step, done, total: update(done, total, step))
+        path = download(name, lambda step, done, total: update(done, total, step))
     out.note(f"{name} is at {path} ({format_size(path.stat().st_size)}, SHA-256 checked)")
     if not _is_exported(models.export_folder(name)):
         out.note(f"next: edge-pc export {name}")
