@@ -7,7 +7,7 @@ EDGE_PC := $(BIN)/edge-pc
 
 # The demo keeps its states apart, so that it always begins without any; the model goes where `edge-pc` looks for it.
 DEMO_STATES := .edge-pc-demo
-DEMO_FILES := docs/semantics.md
+DEMO_FILES := docs/demo/hostel.md
 DEMO_ASK := $(EDGE_PC) ask --cache-dir $(DEMO_STATES) --max-tokens 48 --stats
 
 .PHONY: demo test lint docs bench bench-quick clean
@@ -18,9 +18,9 @@ demo: $(VENV)/.core
 	@$(EDGE_PC) export smollm2
 	@rm -rf $(DEMO_STATES)
 	@echo "== A first question about $(DEMO_FILES): its text is computed, and what was computed is stored"
-	$(DEMO_ASK) "What is a module?" $(DEMO_FILES)
+	$(DEMO_ASK) "How many beds does the hostel have?" $(DEMO_FILES)
 	@echo "== A second question, in a new process: only the question is computed"
-	$(DEMO_ASK) "What is a union?" $(DEMO_FILES)
+	$(DEMO_ASK) "How high is the tower?" $(DEMO_FILES)
 	@echo "== Ask about your own files:  $(EDGE_PC) ask \"What is this about?\" FILE..."
 
 test: $(VENV)/.test

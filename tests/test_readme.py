@@ -1,0 +1,86 @@
+"""The documents say what is true: examples run, tables are those of the commands, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edge_pc.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[str]:
+    """README's code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    """The script that `make docs` runs."""
+    spec = importlib.util.spec_from_file_location("make_cli_reference", ROOT / "docs" / "make_cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def trip(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with README's schema and prompt; commands run there, on the tiny model."""
+    schema, prompt = blocks("xml")
+    (tmp_path / "trip.xml").write_text(schema, encoding="utf-8")
+    (tmp_path / "prompt.xml").write_text(prompt, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGE_PC_MODEL", str(tiny_model))
+    monkeypatch.setenv("EDGE_PC_MAX_TOKENS", "4")
+    return tmp_path
+
+
+def test_the_command_reference_is_up_to_date(reference: ModuleType) -> None:
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference.reference(), "run: make docs"
+    assert reference.with_table(README) == README, "run: make docs"
+    assert README.count("| `edge-pc ") == len(reference.all_commands())
+
+
+def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [block for block in blocks("") if "edge-pc schema show trip.xml" in block]
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[0] == "edge-pc"
+        assert main(words[1:]) == 0, line + capsys.readouterr().err
+
+
+def test_the_python_example_works(trip: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("python")
+    names: dict[str, Any] = {}
+    exec(compile(code.replace('"smollm2"', repr(str(tiny_model))), "README.md", "exec"), names)
+    stats = names["result"].stats
+    printed = f"{stats.cached_tokens} {stats.computed_tokens} {stats.ttft_ms}\n"
+    assert capsys.readouterr().out.endswith(printed)
+    assert stats.cached_tokens > stats.computed_tokens > 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    documents = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", documents, re.MULTILINE))
+    assert {"demo", "test", "lint", "docs"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
