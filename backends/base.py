@@ -144,7 +144,11 @@ class Context(Protocol):
     """One live prompt. Not shared between threads; `close` returns its memory to the backend."""
 
     def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
-        """Replace whatever the context held by the plan's cells and compute its run (at least one token)."""
+        """Replace whatever the context held by the plan's cells and compute its run (at least one token).
+
+        Raises:
+            StatesError: stored states cannot be used after all; the context holds nothing then.
+        """
         ...
 
     def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:

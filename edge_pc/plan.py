@@ -51,11 +51,14 @@ class PromptLayout:
 
     def in_position_order(self) -> IntArray:
         """All token ids of the prompt, int32 `[tokens]`, as a person would read it: what full prefill computes."""
-        positions = [encoding.kept_position_ids for encoding in self.encodings]
-        token_ids = [encoding.kept_token_ids for encoding in self.encodings]
-        order = np.argsort(np.concatenate([*positions, self.position_ids]), kind="stable")
-        ordered: IntArray = np.concatenate([*token_ids, self.token_ids])[order]
-        return ordered
+        return self.computed_plan().token_ids
+
+    def computed_plan(self) -> Plan:
+        """The plan that computes every token at its own position, nothing reused."""
+        token_ids = np.concatenate([*(e.kept_token_ids for e in self.encodings), self.token_ids])
+        position_ids = np.concatenate([*(e.kept_position_ids for e in self.encodings), self.position_ids])
+        order = np.argsort(position_ids, kind="stable")
+        return Plan((), token_ids[order], position_ids[order])
 
     def full_plan(self) -> Plan:
         """Full prefill: the same tokens at contiguous positions, nothing reused."""

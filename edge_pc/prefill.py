@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edge_pc.backends.base import Context
 from edge_pc.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
-from edge_pc.errors import CacheMissError
+from edge_pc.errors import CacheMissError, StatesError
 from edge_pc.generate import ModuleStats, PrefillStats, Started
 from edge_pc.layout import ROOT
 from edge_pc.plan import PromptLayout
 from edge_pc.store import Miss
+
+log = logging.getLogger("edge_pc")
 
 _UNCACHED = 'cache="false" in the schema'
 
@@ -28,6 +32,8 @@ def prefill_cached(
 ) -> Started:
     """Inject what is stored, encode what is not, compute the rest.
 
+    Stored states that turn out to be unusable only now cost a warning, and the prompt is computed.
+
     Args:
         submitted: `time.perf_counter()` when the prompt was submitted.
         exact: put cells in position order.
@@ -43,7 +49,15 @@ def prefill_cached(
     obtained = encoder.obtain_all(prompt.encodings, progress)
     plan = prompt.cached_plan([o.states for o in obtained], exact=exact)
     planned = time.perf_counter()
-    prefill = context.prefill(plan)
+    try:
+        prefill = context.prefill(plan)
+    except StatesError as exc:
+        if strict:
+            raise CacheMissError(f"strict mode: {exc}") from exc
+        log.warning("%s; the prompt is computed instead", exc.message)
+        obtained = [replace(o, miss=exc.message) for o in obtained]
+        plan = prompt.computed_plan()
+        prefill = context.prefill(plan)
     hits = {o.states.key for o in obtained if o.miss is None}
     encode_ms = sum(o.encode_ms for o in obtained)
     stats = PrefillStats(

@@ -99,7 +99,7 @@ def test_a_file_cut_short_is_refused_and_not_died_of(store: StateStore) -> None:
     a.path.chmod(0o600)
     with a.path.open("r+b") as file:
         file.truncate(mmap.PAGESIZE * 3)
-    with pytest.raises(StatesError, match="shorter"):
+    with pytest.raises(StatesError, match="cut short"):
         arena.place([Span(a, 0, 400)], exact=False)
     b = states(store, 10, 0, 2)
     arena.place([Span(b, 0, 10)], exact=False)

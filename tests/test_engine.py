@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_pc import CacheMissError, ContextLengthError, Engine, MissingDependencyError, OptionError, PMLError, Sampling
+from edge_pc.encoder import Encoder
 from edge_pc.generate import Result
 
 SCHEMA = """<schema name="pets"><system>You know pets.</system><user>
@@ -114,7 +117,8 @@ class TestRefusals:
     def test_a_schema_longer_than_the_model(self, engine: Engine) -> None:
         with pytest.raises(ContextLengthError) as caught:
             engine.load_schema(
-                f'<schema name="s">So. <module name="a">{"?" * 700}</module><module name="b">{"?" * 400}</module></schema>'
+                f'<schema name="s">So. <module name="a">{"?" * 700}</module>'
+                f'<module name="b">{"?" * 400}</module></schema>'
             )
         assert "701  a" in str(caught.value)
         assert "400  b" in str(caught.value)
@@ -160,9 +164,8 @@ class TestRefusals:
         ],
     )
     def test_options_that_are_not_known(self, tiny_model: Path, options: dict[str, object]) -> None:
-        with pytest.raises(OptionError), Engine(tiny_model, **options) as engine:  # type: ignore[arg-type]
-            engine.load_schema(SCHEMA)
-            engine.generate(CAT)
+        with pytest.raises(OptionError):
+            Engine(tiny_model, **options)  # type: ignore[arg-type]
 
 
 class TestText:
@@ -274,6 +277,28 @@ class TestSurviving:
         assert result.token_ids == wanted.token_ids
         assert not any(module.hit for module in result.stats.modules)
         assert engine.generate(CAT, SHORT, strict=True).token_ids == wanted.token_ids
+
+    def test_a_file_cut_short_behind_our_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Between looking it up and placing it: the last moment at which it can be noticed."""
+        wanted = engine.generate(CAT, SHORT)
+        obtain_all = Encoder.obtain_all
+
+        def then_cut(*args: Any) -> Any:
+            obtained = obtain_all(*args)
+            for o in obtained:
+                assert o.states.path is not None
+                o.states.path.chmod(0o600)
+                os.truncate(o.states.path, 5000)
+            return obtained
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Encoder, "obtain_all", then_cut)
+            engine._backend._idle.clear()  # type: ignore[attr-defined] # a context that has them in place needs no file
+            result = engine.generate(CAT, SHORT)
+        assert result.stats.cached_tokens == 0
+        assert result.stats.computed_tokens == result.stats.prompt_tokens
+        assert "cut short" in str(modules(result)["cat"][1])
+        assert engine.generate(CAT, SHORT).token_ids == wanted.token_ids
 
     def test_a_store_that_cannot_be_written(
         self, tiny_model: Path, tmp_path: Path, engine: Engine, caplog: pytest.LogCaptureFixture

@@ -15,6 +15,7 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,9 +26,11 @@ from numpy.typing import NDArray
 from edge_pc.backends.base import IntArray, KVStates, Span
 from edge_pc.errors import ContextLengthError, OptionError, StatesError
 
-# Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte. From this number of
-# tokens on mapping is the faster one (README.md, "Map or copy", gives the command that measures it).
-MAP_FROM_TOKENS = 256
+# Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
+# page where the arena was not written to before. From these numbers of tokens on mapping is the faster one (measured:
+# 4096 tokens in pieces of 32 to 1024).
+MAP_FROM_TOKENS_WARM = 128
+MAP_FROM_TOKENS_FRESH = 32
 
 ASSEMBLIES = ("auto", "map", "copy")
 
@@ -63,10 +66,6 @@ class Arena:
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, assembly: str = "auto") -> None:
-        if assembly not in ASSEMBLIES:
-            raise OptionError(f"assembly is {assembly!r}, expected one of {', '.join(ASSEMBLIES)}")
-        if assembly == "map" and not can_map():
-            raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
         self._page_tokens = tokens_per_page(head_dim)
         self.capacity = -(-capacity // self._page_tokens) * self._page_tokens
         self._row_bytes = self.capacity * head_dim * 4
@@ -77,24 +76,25 @@ class Arena:
         self.position_ids: IntArray = np.zeros(self.capacity, dtype=np.int32)
         self.cells = 0
         self._pieces: list[Piece] = []
-        self._map_from = {"map": self._page_tokens, "copy": sys.maxsize, "auto": MAP_FROM_TOKENS}[assembly]
-        if not can_map():
-            self._map_from = sys.maxsize
+        self._assembly = assembly if can_map() else "copy"
+        self._written = 0  # slots in front of this one have memory of their own, or are mapped
 
     def place(self, spans: Sequence[Span], *, exact: bool) -> None:
         """Put the spans' cells into slots 0, 1, …; `exact`: by copying, in position order.
 
         Raises:
-            StatesError: a file cannot be mapped.
+            StatesError: a file was cut short since it was opened.
         """
         pieces = in_position_order(spans) if exact else self._mapped_first(spans)
         kept = _common_prefix(self._pieces, pieces)
         self._unmap(self._pieces[kept:])
         self._pieces = pieces[:kept]
         for piece in pieces[kept:]:
-            self._map(piece) if piece.mapped else self._copy(piece)
+            if not (piece.mapped and self._map(piece)):
+                self._copy(piece)
             self._pieces.append(piece)
         self.cells = sum(piece.stop - piece.start for piece in pieces)
+        self._written = max(self._written, self.cells)
 
     def append(self, position_ids: IntArray) -> slice:
         """Take slots for cells that are computed next; returns their slots.
@@ -107,6 +107,7 @@ class Arena:
             raise ContextLengthError(f"{slots.stop} cells do not fit into a context of {self.capacity}")
         self.position_ids[slots] = position_ids
         self.cells = slots.stop
+        self._written = max(self._written, self.cells)
         return slots
 
     def trim(self, keep: int) -> None:
@@ -117,6 +118,7 @@ class Arena:
             return
         used = -(-self.cells // self._page_tokens) * self._page_tokens
         self.cells = placed
+        self._written = first
         if hasattr(mmap, "MADV_DONTNEED"):
             for start in self._row_offsets():
                 offset, length = start + first * self._token_bytes, (used - first) * self._token_bytes
@@ -132,7 +134,7 @@ class Arena:
         slot = 0
         for span in spans:
             whole = span.tokens // self._page_tokens * self._page_tokens
-            if whole < self._map_from or span.start % self._page_tokens or not mappable(span.states):
+            if whole < self._map_from(slot) or span.start % self._page_tokens or not mappable(span.states):
                 copied.append((span, span.start))
                 continue
             mapped.append(Piece(span.states, span.start, span.start + whole, slot, mapped=True))
@@ -145,12 +147,22 @@ class Arena:
             slot += span.stop - start
         return pieces
 
+    def _map_from(self, slot: int) -> int:
+        """The number of tokens from which on a piece at `slot` is mapped."""
+        if self._assembly == "auto":
+            return MAP_FROM_TOKENS_WARM if slot < self._written else MAP_FROM_TOKENS_FRESH
+        return self._page_tokens if self._assembly == "map" else sys.maxsize
+
     def _copy(self, piece: Piece) -> None:
+        if piece.states.path is not None:
+            with suppress(FileNotFoundError):  # a file that was removed keeps its data while it is mapped
+                _check_whole(piece.states, piece.states.path.stat().st_size)
         slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
         self.kv[:, :, :, slots] = piece.states.array[:, :, :, piece.start : piece.stop]
         self.position_ids[slots] = piece.states.position_ids[piece.start : piece.stop]
 
-    def _map(self, piece: Piece) -> None:
+    def _map(self, piece: Piece) -> bool:
+        """Map the piece; False when the system refuses, as beyond `vm.max_map_count` mappings."""
         states = piece.states
         length = (piece.stop - piece.start) * self._token_bytes
         file_row = states.array.shape[3] * self._token_bytes
@@ -158,16 +170,15 @@ class Arena:
         base = self.kv.ctypes.data + piece.slot * self._token_bytes
         try:
             with open(states.path, "rb", buffering=0) as file:  # type: ignore[arg-type]
-                # A page behind the file's end would kill the process when it is touched.
-                if os.fstat(file.fileno()).st_size < states.offset + states.array.nbytes:
-                    raise OSError("the file is shorter than its states")
+                _check_whole(states, os.fstat(file.fileno()).st_size)
                 for row, start in enumerate(self._row_offsets()):
                     _map_over(base + start, length, file.fileno(), file_start + row * file_row)
-        except OSError as exc:
+        except OSError:
             self._unmap([piece])
-            raise StatesError(f"{states.path} cannot be mapped: {exc}", hint="use assembly 'copy'") from exc
+            return False
         slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
         self.position_ids[slots] = states.position_ids[piece.start : piece.stop]
+        return True
 
     def _unmap(self, pieces: Sequence[Piece]) -> None:
         """Put anonymous memory back in place of mapped pages."""
@@ -182,6 +193,18 @@ class Arena:
         return range(0, self.kv.nbytes, self._row_bytes)
 
 
+def check_assembly(assembly: str) -> None:
+    """Refuse what is not in `ASSEMBLIES`, and mapping where the system has none.
+
+    Raises:
+        OptionError: with what can be used instead.
+    """
+    if assembly not in ASSEMBLIES:
+        raise OptionError(f"assembly is {assembly!r}, expected one of {', '.join(ASSEMBLIES)}")
+    if assembly == "map" and not can_map():
+        raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
+
+
 def tokens_per_page(head_dim: int) -> int:
     """The smallest number of tokens whose rows of float32 `[tokens, head_dim]` fill whole pages."""
     return int(np.lcm(mmap.PAGESIZE, head_dim * 4)) // (head_dim * 4)
@@ -190,6 +213,12 @@ def tokens_per_page(head_dim: int) -> int:
 def mappable(states: KVStates) -> bool:
     """Whether the states lie in a file, in the arena's own dtype, from a page's start on."""
     return states.path is not None and states.array.dtype == np.float32 and states.offset % mmap.PAGESIZE == 0
+
+
+def _check_whole(states: KVStates, file_bytes: int) -> None:
+    """Refuse a file that was cut short since it was opened: a page behind its end kills the process that touches it."""
+    if file_bytes < states.offset + states.array.nbytes:
+        raise StatesError(f"{states.path} was cut short while it was in use")
 
 
 def in_position_order(spans: Sequence[Span]) -> list[Piece]:

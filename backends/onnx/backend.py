@@ -23,7 +23,7 @@ from edge_pc.backends.base import (
     Prefill,
     Progress,
 )
-from edge_pc.backends.onnx.arena import Arena, tokens_per_page
+from edge_pc.backends.onnx.arena import Arena, check_assembly, tokens_per_page
 from edge_pc.backends.onnx.session import Forward, open_session
 from edge_pc.chat import TEMPLATE_FILE
 from edge_pc.errors import OptionError
@@ -64,6 +64,7 @@ class OnnxBackend:
     def __init__(self, folder: Path, options: BackendOptions = BackendOptions()) -> None:
         if options.kv_storage not in KV_STORAGE:
             raise OptionError(f"kv_storage is {options.kv_storage!r}, expected one of {', '.join(KV_STORAGE)}")
+        check_assembly(options.assembly)
         self.spec = ModelSpec.load(folder)
         self.kv_layout = kv_layout(self.spec, options.kv_storage)
         with ThreadPoolExecutor(1) as pool:  # the session takes longest to open, and does not hold the interpreter
