@@ -20,7 +20,7 @@ from edge_pc.errors import OptionError
 
 HEAVY = {
     "numpy", "onnx", "onnxruntime", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers", "llama_cpp",
-    "sqlite3", "xxhash", "filelock", "platformdirs", "defusedxml", "subprocess", "asyncio", "importlib.metadata",
+    "sqlite3", "xxhash", "filelock", "platformdirs", "defusedxml", "asyncio", "importlib.metadata",
 }  # fmt: skip
 
 
