@@ -146,19 +146,20 @@ class Report:
         return cls(path, data)
 
     @classmethod
-    def resume(
-        cls, path: Path, *, command: Sequence[str], machine: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> Report:
-        """The report at `path` to go on with, or a new one; see `create`.
+    def resume(cls, path: Path, *, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> Report:
+        """The report at `path`, to go on with.
+
+        Args:
+            machine: what `edge_pc.machine` says of the machine that goes on.
+            settings: as of `create`.
 
         Raises:
             OptionError: what lies there is no report, or of another machine or other settings.
         """
-        if not path.exists():
-            return cls.create(path, command=command, machine=machine, settings=settings)
         report = cls.load(path)
         differing = [name for name in _IDENTITY if report.machine.get(name) != machine.get(name)]
-        differing += [name for name in settings if report.settings.get(name) != settings[name]]
+        wanted = json.loads(_dump(dict(settings)))
+        differing += [name for name in wanted if report.settings.get(name) != wanted[name]]
         if differing:
             raise OptionError(
                 f"{path} was measured with another {', '.join(differing)}: rows would not be comparable",

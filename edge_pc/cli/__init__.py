@@ -35,6 +35,7 @@ _COMMANDS = {
     "pull": "models:pull",
     "export": "models:export",
     "doctor": "doctor:doctor",
+    "bench": "bench:bench",
     "completion": "completion:completion",
 }
 

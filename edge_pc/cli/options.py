@@ -73,7 +73,7 @@ def option(*names: str, group: str = "Options", **attributes: Any) -> Callable[[
     return click.option(*names, cls=GroupedOption, group=group, envvar=variable, **attributes)
 
 
-def _grouped(kind: type[Any], name: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def grouped(kind: type[Any], name: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Adds `options` to a command, which gets their values as the argument `name`, an object of `kind`."""
 
     def decorate(command: Command) -> Command:
@@ -96,7 +96,7 @@ class OutputOptions:
     verbose: int
 
 
-output_options = _grouped(
+output_options = grouped(
     OutputOptions,
     "output",
     option("-q", "--quiet", group="Output", is_flag=True, help="Only the answer, and errors."),
@@ -134,7 +134,7 @@ class EngineOptions:
 
 
 _ENGINE_GROUP = "Model and cache"
-engine_options = _grouped(
+engine_options = grouped(
     EngineOptions,
     "engine_options",
     model_option,
@@ -227,7 +227,7 @@ def _sampling(name: str, help: str, **attributes: Any) -> Callable[[Any], Any]:
     return option(name, group="Sampling", help=help, show_default=attributes.get("default") is not None, **attributes)
 
 
-sampling_options = _grouped(
+sampling_options = grouped(
     SamplingOptions,
     "sampling",
     _sampling("--max-tokens", "The longest answer, in tokens.", type=click.IntRange(1), metavar="N", default=256),
@@ -278,7 +278,7 @@ class ServingOptions:
         return {"use_cache": not self.no_cache, "exact": self.exact, "strict": self.strict}
 
 
-serving_options = _grouped(
+serving_options = grouped(
     ServingOptions,
     "serving",
     option("--no-cache", is_flag=True, help="Compute the whole prompt; neither read nor write states."),
