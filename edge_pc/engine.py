@@ -6,15 +6,15 @@ PML text → Selection → PromptLayout → Plan (cached spans, computed run) �
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from edge_pc import models
 from edge_pc.backends import entry, open_backend
-from edge_pc.backends.base import BackendOptions, Context, DecodeStep, Logits
+from edge_pc.backends.base import BackendOptions, DecodeStep
 from edge_pc.chat import ChatTemplate
 from edge_pc.compare import Comparison, compare_prefills
 from edge_pc.documents import documents_schema, question, read_documents
@@ -28,9 +28,6 @@ from edge_pc.pml.faults import fault
 from edge_pc.prefill import prefill_cached, prefill_full
 from edge_pc.sampling import Sampling
 from edge_pc.store import StateStore
-
-# Room of a context: enough for most models' positions, and only what is used takes memory.
-CONTEXT_CELLS = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,11 +78,11 @@ class Engine:
     ) -> None:
         path = models.locate(str(model), entry(backend).model_kind)
         options = BackendOptions(threads, provider, assembly, kv_storage, verbose)
-        self._backend = open_backend(backend, path, options)
-        self.spec = self._backend.spec
+        self.backend = open_backend(backend, path, options)
+        self.spec = self.backend.spec
         self.store = StateStore(Path(cache_dir or models.home() / "states"), max_bytes=max_store_bytes)
-        self.tokenizer = self._backend.tokenizer
-        self._template = ChatTemplate(self._backend.chat_template, self.spec.special_tokens)
+        self.tokenizer = self.backend.tokenizer
+        self._template = ChatTemplate(self.backend.chat_template, self.spec.special_tokens)
         unk = self.spec.special_tokens.get("unk_token")
         self._encoding_options = EncodingOptions(encoding, placeholder, self.tokenizer.id_of(unk) if unk else None)
         self._tail = tail
@@ -102,7 +99,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model and close the store."""
-        self._backend.close()
+        self.backend.close()
         self.store.close()
 
     def load_schema(self, schema: str | Path | Schema) -> SchemaLayout:
@@ -177,7 +174,30 @@ class Engine:
         progress: EncodeCallback | None = None,
     ) -> Stream:
         """Answer a prompt piece by piece; see `generate`. Errors come with the first piece."""
-        return self._stream(lambda: self._lay_out(prompt), sampling, use_cache, exact, strict, progress)
+        return self._stream(lambda: self.lay_out(prompt), sampling, use_cache, exact, strict, progress)
+
+    def generate_many(self, prompts: Sequence[str | Prompt], sampling: Sampling = Sampling()) -> list[Result]:
+        """Answer several prompts at once: later tokens of all of them are computed together where the backend can.
+
+        Raises:
+            PMLError, ContextLengthError: as `generate`; then none is answered.
+        """
+        with ExitStack() as opened:
+            steps = []
+            for prompt in prompts:
+                submitted = time.perf_counter()
+                encoder, layout = self.lay_out(prompt)
+                check_length(layout, sampling.max_tokens, self.spec.max_positions)
+                context = self.backend.new_context(layout.tokens + sampling.max_tokens)
+                opened.enter_context(closing(context))
+                answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
+                answer.begin(prefill_cached(context, layout, encoder, submitted, exact=False, strict=False))
+                steps.append((context, answer))
+            while live := [(context, answer) for context, answer in steps if not answer.done]:
+                logits = self.backend.decode([DecodeStep(c, answer.token, answer.position) for c, answer in live])
+                for (_, answer), row in zip(live, logits, strict=True):
+                    answer.take(row)
+            return [answer.result() for _, answer in steps]
 
     def ask(
         self,
@@ -214,16 +234,16 @@ class Engine:
     ) -> Stream:
         """Answer a question about text files piece by piece; see `ask`."""
         return self._stream(
-            lambda: self._lay_out_question(question, files), sampling, use_cache, exact, strict, progress
+            lambda: self.lay_out_question(question, files), sampling, use_cache, exact, strict, progress
         )
 
     def compare(self, prompt: str | Prompt, *, exact: bool = False) -> Comparison:
         """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first."""
-        return self._compare(lambda: self._lay_out(prompt), exact)
+        return self._compare(lambda: self.lay_out(prompt), exact)
 
     def compare_ask(self, question: str, files: Sequence[Path | str], *, exact: bool = False) -> Comparison:
         """As `compare`, for a question about files."""
-        return self._compare(lambda: self._lay_out_question(question, files), exact)
+        return self._compare(lambda: self.lay_out_question(question, files), exact)
 
     def _stream(
         self,
@@ -237,35 +257,36 @@ class Engine:
         """The path of a prompt: lay out, prefill, answer."""
         answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
 
-        def pieces() -> Iterator[str]:
+        def pieces() -> Generator[str, None, None]:
             submitted = time.perf_counter()
             encoder, prompt = lay_out()
             check_length(prompt, sampling.max_tokens, self.spec.max_positions)
-            with closing(self._context(prompt.tokens + sampling.max_tokens)) as context:
+            with closing(self.backend.new_context(prompt.tokens + sampling.max_tokens)) as context:
                 if use_cache:
                     started = prefill_cached(
                         context, prompt, encoder, submitted, exact=exact, strict=strict, progress=progress
                     )
                 else:
                     started = prefill_full(context, prompt, submitted, progress)
-                yield from answer.pieces(started, lambda token, at: self._decode(context, token, at))
+                yield answer.begin(started)
+                while not answer.done:
+                    (logits,) = self.backend.decode([DecodeStep(context, answer.token, answer.position)])
+                    yield answer.take(logits)
 
-        return Stream(pieces(), answer)
-
-    def _decode(self, context: Context, token_id: int, position_id: int) -> Logits:
-        (logits,) = self._backend.decode([DecodeStep(context, token_id, position_id)])
-        return logits
-
-    def _context(self, cells: int) -> Context:
-        return self._backend.new_context(max(cells, min(CONTEXT_CELLS, self.spec.max_positions)))
+        return Stream((piece for piece in pieces() if piece), answer)
 
     def _compare(self, lay_out: Callable[[], tuple[Encoder, PromptLayout]], exact: bool) -> Comparison:
         _, prompt = lay_out()
         check_length(prompt, 1, self.spec.max_positions)
-        with closing(self._context(prompt.tokens)) as context:
+        with closing(self.backend.new_context(prompt.tokens)) as context:
             return compare_prefills(context, lay_out, exact=exact)
 
-    def _lay_out(self, prompt: str | Prompt) -> tuple[Encoder, PromptLayout]:
+    def lay_out(self, prompt: str | Prompt) -> tuple[Encoder, PromptLayout]:
+        """A prompt's tokens and positions, and what gets its states: the first step of every answer.
+
+        Raises:
+            PMLError: as `generate`.
+        """
         parsed = parse_prompt(prompt) if isinstance(prompt, str) else prompt
         if parsed.schema not in self._schemas:
             raise fault(
@@ -278,8 +299,9 @@ class Engine:
         loaded = self._schemas[parsed.schema]
         return self._lay_out_selection(loaded, select(parsed, loaded.layout.schema))
 
-    def _lay_out_question(self, text: str, files: Sequence[Path | str]) -> tuple[Encoder, PromptLayout]:
-        chat = self._backend.chat_template is not None
+    def lay_out_question(self, text: str, files: Sequence[Path | str]) -> tuple[Encoder, PromptLayout]:
+        """As `lay_out`, for a question about files; see `ask`."""
+        chat = self.backend.chat_template is not None
         schema, modules = documents_schema(read_documents([Path(file) for file in files]), chat=chat)
         return self._lay_out_selection(self._load(schema), question(text, modules, chat=chat))
 
@@ -295,9 +317,9 @@ class Engine:
 
     def _load(self, schema: str | Path | Schema | SchemaLayout) -> _LoadedSchema:
         layout = schema if isinstance(schema, SchemaLayout) else self._lay_out_schema(schema)
-        identity = (self.spec.fingerprint, self._backend.kv_layout.name)
+        identity = (self.spec.fingerprint, self.backend.kv_layout.name)
         encodings = SchemaEncodings(layout, identity, self._encoding_options)
-        return _LoadedSchema(layout, encodings, Encoder(self._backend, self.store, layout, encodings, self._model))
+        return _LoadedSchema(layout, encodings, Encoder(self.backend, self.store, layout, encodings, self._model))
 
 
 def _read_schema(schema: str | Path | Schema) -> Schema:

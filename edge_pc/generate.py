@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
@@ -117,18 +117,122 @@ class Started:
     submitted: float
 
 
+class Answer:
+    """One answer, a token at a time: `take` logits, then compute `token` at `position` for the next ones, until `done`.
+
+    Args:
+        sampling: how tokens are chosen, and what ends the answer.
+        tokenizer: turns ids into text.
+        eos_ids: tokens that end an answer.
+
+    Attributes:
+        token: the token chosen last.
+        position: its position.
+        done: the answer has ended.
+    """
+
+    def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
+        self._sampling = sampling
+        self._detokenizer = tokenizer.detokenizer()
+        self._eos_ids = eos_ids
+        self._started: Started | None = None
+        self._token_ids: list[int] = []
+        self._sampled = 0
+        self._text = ""
+        self._given = 0
+        self._stop: StopReason = "length"
+        self._first_token = self._last_token = 0.0
+        self.token = 0
+        self.position = 0
+        self.done = False
+
+    def begin(self, started: Started) -> str:
+        """Choose the first token; returns the text that is certain."""
+        self._started = started
+        self._sampler = Sampler(self._sampling, started.prompt_ids)
+        self.position = started.position - 1
+        return self.take(started.logits)
+
+    def take(self, logits: Logits) -> str:
+        """Choose the next token from logits float32 `[vocab]`; returns the text that is certain now, maybe none."""
+        self.token = self._sampler.choose(logits)
+        self.position += 1
+        self._count_token()
+        if self.token in self._eos_ids:
+            self._stop = "eos"
+            return self._finish()
+        self._token_ids.append(self.token)
+        self._text += self._detokenizer.push(self.token)
+        if self._cut_at_stop():
+            self.done = True
+            return self._give(len(self._text))
+        if len(self._token_ids) == self._sampling.max_tokens:
+            return self._finish()
+        return self._give(len(self._text) - _held_back(self._text, self._sampling.stop))
+
+    def result(self) -> Result:
+        """The answer so far.
+
+        Raises:
+            RuntimeError: it has not begun.
+        """
+        started = self._started
+        if started is None or not self._sampled:
+            raise RuntimeError("the answer has not begun: iterate over the stream first")
+        seconds = self._last_token - self._first_token
+        stats = Stats(
+            prompt_tokens=started.stats.prompt_tokens,
+            cached_tokens=started.stats.cached_tokens,
+            computed_tokens=started.stats.computed_tokens,
+            new_tokens=len(self._token_ids),
+            parse_ms=started.stats.parse_ms,
+            encode_ms=started.stats.encode_ms,
+            assembly_ms=started.stats.assembly_ms,
+            forward_ms=started.stats.forward_ms,
+            ttft_ms=(self._first_token - started.submitted) * 1e3,
+            decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
+            modules=started.stats.modules,
+        )
+        return Result(self._text, tuple(self._token_ids), self._stop, stats)
+
+    def _finish(self) -> str:
+        """End the answer with what the detokenizer still holds."""
+        self._text += self._detokenizer.finish()
+        self._cut_at_stop()
+        self.done = True
+        return self._give(len(self._text))
+
+    def _give(self, certain: int) -> str:
+        piece = self._text[self._given : certain]
+        self._given = max(self._given, certain)
+        return piece
+
+    def _count_token(self) -> None:
+        self._sampled += 1
+        self._last_token = time.perf_counter()
+        self._first_token = self._first_token or self._last_token
+
+    def _cut_at_stop(self) -> bool:
+        """End the text before the first stop string in it."""
+        found = [index for index in (self._text.find(stop) for stop in self._sampling.stop) if index >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self._stop = "stop"
+        return bool(found)
+
+
 class Stream:
-    """An answer while it is being made: iterate for its text; `result` is there after the end.
+    """An answer while it is being made: iterate for its text in whole characters; `result` is there after the end.
 
     Closing it early, or leaving its `with` block, stops the work and leaves the engine clean.
     """
 
-    def __init__(self, pieces: Iterator[str], answer: Answer) -> None:
+    def __init__(self, pieces: Generator[str, None, None], answer: Answer) -> None:
         self._pieces = pieces
         self._answer = answer
 
     def __iter__(self) -> Iterator[str]:
-        return self
+        return self._pieces
 
     def __next__(self) -> str:
         return next(self._pieces)
@@ -144,7 +248,7 @@ class Stream:
 
     def close(self) -> None:
         """Stop the work."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._pieces.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -153,94 +257,6 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Answer:
-    """Collects an answer.
-
-    Args:
-        sampling: how tokens are chosen, and what ends the answer.
-        tokenizer: turns ids into text.
-        eos_ids: tokens that end an answer.
-    """
-
-    def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
-        self._sampling = sampling
-        self._detokenizer = tokenizer.detokenizer()
-        self._eos_ids = eos_ids
-        self._started: Started | None = None
-        self._token_ids: list[int] = []
-        self._sampled = 0
-        self._text = ""
-        self._stop: StopReason = "length"
-        self._first_token = self._last_token = 0.0
-
-    def pieces(self, started: Started, decode: Callable[[int, int], Logits]) -> Iterator[str]:
-        """Sample until the answer ends; yields text as soon as it is certain.
-
-        Args:
-            started: the prefilled prompt.
-            decode: (token id, its position) → logits of the next token.
-        """
-        self._started = started
-        sampler = Sampler(self._sampling, started.prompt_ids)
-        logits = started.logits
-        given = 0
-        for position in range(started.position, started.position + self._sampling.max_tokens):
-            token = sampler.choose(logits)
-            self._count_token()
-            if token in self._eos_ids:
-                self._stop = "eos"
-                break
-            self._token_ids.append(token)
-            self._text += self._detokenizer.push(token)
-            if self._cut_at_stop():
-                break
-            certain = len(self._text) - _held_back(self._text, self._sampling.stop)
-            if certain > given:
-                yield self._text[given:certain]
-                given = certain
-            if len(self._token_ids) < self._sampling.max_tokens:
-                logits = decode(token, position)
-        if self._stop != "stop":
-            self._text += self._detokenizer.finish()
-            self._cut_at_stop()
-        if len(self._text) > given:
-            yield self._text[given:]
-
-    def result(self) -> Result:
-        started = self._started
-        if started is None or not self._first_token:
-            raise RuntimeError("the answer has not begun: iterate over the stream first")
-        seconds = self._last_token - self._first_token
-        prefill = started.stats
-        stats = Stats(
-            prompt_tokens=prefill.prompt_tokens,
-            cached_tokens=prefill.cached_tokens,
-            computed_tokens=prefill.computed_tokens,
-            new_tokens=len(self._token_ids),
-            parse_ms=prefill.parse_ms,
-            encode_ms=prefill.encode_ms,
-            assembly_ms=prefill.assembly_ms,
-            forward_ms=prefill.forward_ms,
-            ttft_ms=(self._first_token - started.submitted) * 1e3,
-            decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
-            modules=prefill.modules,
-        )
-        return Result(self._text, tuple(self._token_ids), self._stop, stats)
-
-    def _count_token(self) -> None:
-        self._sampled += 1
-        self._last_token = time.perf_counter()
-        self._first_token = self._first_token or self._last_token
-
-    def _cut_at_stop(self) -> bool:
-        """End the text before the first stop string in it."""
-        found = [index for index in (self._text.find(stop) for stop in self._sampling.stop) if index >= 0]
-        if found:
-            self._text = self._text[: min(found)]
-            self._stop = "stop"
-        return bool(found)
 
 
 def _held_back(text: str, stops: tuple[str, ...]) -> int:

@@ -171,24 +171,24 @@ class TestRefusals:
 class TestText:
     def test_control_tokens_typed_by_a_person_stay_text(self, engine: Engine) -> None:
         spelled = "&lt;|im_end|&gt;"
-        layout = engine._lay_out(f'<prompt schema="pets"><cat/>{spelled}</prompt>')[1]
-        plain = engine._lay_out('<prompt schema="pets"><cat/>x</prompt>')[1]
+        layout = engine.lay_out(f'<prompt schema="pets"><cat/>{spelled}</prompt>')[1]
+        plain = engine.lay_out('<prompt schema="pets"><cat/>x</prompt>')[1]
         end = engine.tokenizer.id_of("<|im_end|>")
         assert layout.token_ids.tolist().count(end) == plain.token_ids.tolist().count(end)
 
     def test_text_outside_chat_tags_is_the_users_turn(self, engine: Engine) -> None:
         bare, tagged = (
-            engine._lay_out(f'<prompt schema="pets"><cat/>{text}</prompt>')[1].token_ids.tolist()
+            engine.lay_out(f'<prompt schema="pets"><cat/>{text}</prompt>')[1].token_ids.tolist()
             for text in ("Where?", "<user>Where?</user>")
         )
         assert bare == tagged
 
     def test_an_assistants_turn_at_the_end_is_left_open(self, engine: Engine) -> None:
-        layout = engine._lay_out('<prompt schema="pets"><cat/>Where?<assistant>It is</assistant></prompt>')[1]
+        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?<assistant>It is</assistant></prompt>')[1]
         assert engine.tokenizer.decode(layout.token_ids[-5:].tolist()).endswith("It is")
 
     def test_a_chat_is_what_the_template_writes(self, engine: Engine) -> None:
-        layout = engine._lay_out('<prompt schema="pets"><cat/>Where?</prompt>')[1]
+        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?</prompt>')[1]
         cat = " The cat sleeps in the house, all day and all night."
         wanted = (
             f"<|im_start|>system\nYou know pets.<|im_end|>\n<|im_start|>user\n{cat.strip()}<|im_end|>\n"
@@ -239,6 +239,12 @@ class TestSurviving:
             assert engine.generate(DOG, SHORT).token_ids == dog.token_ids
             assert first + "".join(stream) == cat.text
 
+    def test_several_prompts_at_once(self, engine: Engine) -> None:
+        prompts = [CAT, DOG, CAT, '<prompt schema="pets"><cat/><dog/>And?</prompt>']
+        together = engine.generate_many(prompts, SHORT)
+        assert [result.token_ids for result in together] == [engine.generate(p, SHORT).token_ids for p in prompts]
+        assert [result.text for result in together] == [engine.generate(p, SHORT).text for p in prompts]
+
     def test_eight_threads_twenty_calls(self, engine: Engine) -> None:
         wanted = {prompt: engine.generate(prompt, SHORT).token_ids for prompt in (CAT, DOG)}
         barrier = threading.Barrier(8)
@@ -257,6 +263,19 @@ class TestSurviving:
         wanted = engine.generate(CAT, SHORT).token_ids
         engine.generate(long, SHORT)
         assert engine.generate(CAT, SHORT).token_ids == wanted
+
+    def test_five_hundred_requests_leave_memory_flat(self, engine: Engine) -> None:
+        lengths = np.random.default_rng(0).integers(1, 700, size=600)
+
+        def request(length: int) -> None:
+            engine.generate(f'<prompt schema="pets"><cat/>{"? " * (length // 2)}</prompt>', Sampling(max_tokens=2))
+
+        for length in lengths[:100]:
+            request(int(length))
+        before = _resident_bytes()
+        for length in lengths[100:]:
+            request(int(length))
+        assert _resident_bytes() - before < 4 << 20
 
     @pytest.mark.parametrize("damage", ["truncate", "overwrite", "empty", "delete"])
     def test_damaged_files_are_noticed_and_encoded_again(self, engine: Engine, damage: str) -> None:
@@ -293,7 +312,7 @@ class TestSurviving:
 
         with monkeypatch.context() as patch:
             patch.setattr(Encoder, "obtain_all", then_cut)
-            engine._backend._idle.clear()  # type: ignore[attr-defined] # a context that has them in place needs no file
+            engine.backend._idle.clear()  # type: ignore[attr-defined] # a context that has them in place needs no file
             result = engine.generate(CAT, SHORT)
         assert result.stats.cached_tokens == 0
         assert result.stats.computed_tokens == result.stats.prompt_tokens
@@ -395,3 +414,10 @@ def test_compare_tells_what_it_measured(engine: Engine) -> None:
     assert compared.ttft_ratio == pytest.approx(compared.full_ttft_ms / compared.cached_ttft_ms)
     assert compared.kl >= 0
     assert np.isfinite([compared.full_ttft_ms, compared.in_place_ttft_ms, compared.max_abs_logit_diff]).all()
+
+
+def _resident_bytes() -> int:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("this system does not tell resident memory")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

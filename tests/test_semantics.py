@@ -55,14 +55,14 @@ def reference() -> Reference:
 
 
 def laid_out(engine: Engine, prompt: str) -> PromptLayout:
-    return engine._lay_out(prompt)[1]
+    return engine.lay_out(prompt)[1]
 
 
 def first_logits(engine: Engine, prompt: str, *, exact: bool = False) -> Any:
     """Logits of the first token, as served."""
-    encoder, layout = engine._lay_out(prompt)
+    encoder, layout = engine.lay_out(prompt)
     plan = layout.cached_plan([encoder.obtain(e).states for e in layout.encodings], exact=exact)
-    context = engine._context(layout.tokens)
+    context = engine.backend.new_context(layout.tokens)
     try:
         return context.prefill(plan).logits
     finally:
@@ -74,7 +74,7 @@ def check(engine: Engine, reference: Reference, prompt: str, sees: Any, **extra:
     for _ in range(2):  # a miss, then a hit
         for exact in (False, True):
             got = first_logits(engine, prompt, exact=exact)
-            np.testing.assert_allclose(got, wanted, atol=TOLERANCE[engine._backend.name])
+            np.testing.assert_allclose(got, wanted, atol=TOLERANCE[engine.backend.name])
 
 
 TRIP = """<schema name="trip">
@@ -236,18 +236,20 @@ class TestPlaceholders:
         check(engine, reference, omitted, guaranteed(layout))
 
 
+AROUND = {
+    "alone": ("", ""),
+    "text before": ("You are a poet. ", ""),
+    "text after": ("", " Now answer all that I ask of you."),
+    "text around": ("You are a poet. ", " Now answer all that I ask of you."),
+}
+
+
 class TestExactness:
     """Exact mode equals full prefill to the last bit where the same tokens see the same cells."""
 
     ONE = '<schema name="s">{before}<module name="a">The cat is in the house, and the dog.</module>{after}</schema>'
-    TEXTS = {
-        "alone": ("", ""),
-        "text before": ("You are a poet. ", ""),
-        "text after": ("", " Now answer all that I ask of you."),
-        "text around": ("You are a poet. ", " Now answer all that I ask of you."),
-    }
 
-    @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
+    @pytest.mark.parametrize("texts", AROUND.values(), ids=AROUND.keys())
     @pytest.mark.parametrize("exact", [True, False])
     def test_one_module(self, make_engine: MakeEngine, texts: tuple[str, str], exact: bool) -> None:
         engine = make_engine()
@@ -296,7 +298,8 @@ class TestLimits:
     def test_tiny_modules(self, make_engine: MakeEngine, reference: Reference) -> None:
         engine = make_engine()
         layout = engine.load_schema(
-            '<schema name="s"><module name="a">!</module><module name="b">xy</module><module name="c">???</module></schema>'
+            '<schema name="s"><module name="a">!</module><module name="b">xy</module>'
+            '<module name="c">???</module></schema>'
         )
         check(engine, reference, '<prompt schema="s"><a/><b/><c/>x</prompt>', guaranteed(layout))
         check(engine, reference, '<prompt schema="s"><a/></prompt>', guaranteed(layout))

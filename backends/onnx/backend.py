@@ -40,6 +40,9 @@ CHUNK_TOKENS = 512
 # in the last bits from the same row's in other company (measured: rows 1, 129, 257, 385 and 513 of a call).
 ROW_TILE = 128
 
+# Cells that every arena has at least, so that one serves prompt after prompt; only what is used takes memory.
+ARENA_CELLS = 8192
+
 # Slots behind the placed cells whose memory stays with an idle context.
 IDLE_SLOTS = 512
 
@@ -82,6 +85,7 @@ class OnnxBackend:
 
     def new_context(self, capacity: int) -> OnnxContext:
         """A context with room for at least `capacity` cells."""
+        capacity = max(capacity, min(ARENA_CELLS, self.spec.max_positions))
         with self._running:
             for context in self._idle:
                 if context.capacity >= capacity:
