@@ -78,8 +78,6 @@ class LlamaCppBackend:
         contexts: list[LlamaCppContext] = [step.context for step in steps]  # type: ignore[misc]
         pool = self._pool
         with pool.lock:
-            if pool.cells.free < 2 * len(steps):
-                pool.residents.evict_idle((), 2 * len(steps))
             for context, step in zip(contexts, steps, strict=True):
                 context.continue_at(step.position_id)
             rows = range(len(steps))

@@ -117,7 +117,22 @@ class LlamaCppContext:
         return Prefill(logits, len(plan.token_ids), assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)
 
     def _hold(self, plan: Plan, todo: list[Place | Compute]) -> list[int | None]:
-        """The resident sequence of each span; None where its cells are to be copied."""
+        """The resident sequence of each span; None where its cells are to be copied.
+
+        In exact mode, modules that do not lie in the order of this prompt are loaded anew.
+        """
+        sources = self._hold_all(plan)
+        if not plan.exact or self._in_lanes(plan, todo, sources):
+            return sources
+        self._release()
+        self._pool.residents.evict_idle()
+        sources = self._hold_all(plan)
+        if self._in_lanes(plan, todo, sources):
+            return sources
+        self._release()
+        return [None] * len(plan.spans)
+
+    def _hold_all(self, plan: Plan) -> list[int | None]:
         residents = self._pool.residents
         sources: list[int | None] = [None] * len(plan.spans)
         positions = np.concatenate([*(span.position_ids for span in plan.spans), plan.position_ids])
@@ -127,9 +142,6 @@ class LlamaCppContext:
             sources[number] = residents.hold(span.states, before - span.start)
             if sources[number] is not None:
                 self._held.append(span.states)
-        if plan.exact and not self._in_lanes(plan, todo, sources):
-            self._release()
-            return [None] * len(plan.spans)
         return sources
 
     def _in_lanes(self, plan: Plan, todo: list[Place | Compute], sources: list[int | None]) -> bool:

@@ -76,7 +76,7 @@ class Pool:
     def admit(self, plan: Plan, context: LlamaCppContext) -> None:
         """Make room for a plan and the rest of its context's capacity; waits for prompts of other threads.
 
-        Modules that nobody uses are evicted: those that stand in the way, and all but a few of the others.
+        Modules that nobody uses, this plan included, are evicted.
 
         Raises:
             ContextLengthError: there is no room, and none is to be expected.
@@ -84,10 +84,10 @@ class Pool:
         wanted = {span.states.key: span.states for span in plan.spans}
 
         def fits() -> bool:
+            self.residents.evict_idle(wanted)
             loads = sum(self.residents.missing(states) for states in wanted.values())
             needed = loads + max(len(plan.token_ids), context.capacity - plan.cached_tokens) + _SPARE_CELLS
             needed += sum(other.reserved for other in self._contexts if other is not context)
-            self.residents.evict_idle(wanted, needed)
             return self.cells.free >= needed
 
         self._wait_for(fits, context.capacity)
@@ -110,7 +110,7 @@ class Pool:
         others = any(context.thread != me for context in self._contexts)
         if not others or not self.lock.wait_for(condition, timeout=_WAIT_SECONDS):
             raise ContextLengthError(
-                f"the prompt needs {room} cells; of the cache's {self.session.cells}, {self.cells.free} are free beside "
-                f"{len(self._contexts)} open prompts",
+                f"the prompt needs {room} cells; of the cache's {self.session.cells}, {self.cells.free} are free "
+                f"beside {len(self._contexts)} open prompts",
                 hint="close other prompts first",
             )

@@ -1,8 +1,8 @@
 """Modules that stay in the cache in sequences of their own, so that prompts join them without a copy.
 
 A cell costs every forward of every prompt its share of attention, used or not: on 2 cores about 35 µs for a run of 32
-tokens and 2 µs for each decoded token, against 3.5 µs to load it again. So modules that no prompt uses are kept only
-until another prompt needs something else, beyond a small budget.
+tokens and 2 µs for each decoded token, against 3.5 µs to load it again. So a module that no prompt uses stays only
+until the next prompt comes and does not use it either: the budget of idle cells is what the last prompt left.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from edge_pc.backends.base import KVStates
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import Cells
-
-# Cells of unused modules that may stay while other prompts run. Attention goes over multiples of 256 places anyway.
-IDLE_CELLS = 256
 
 # Plugs that a load may take to lie in lanes (see `cells.py`): few, they are copied too.
 _PLUG_LIMIT = 64
@@ -77,20 +74,15 @@ class Residents:
         """One user less."""
         self._residents[states.key].users -= 1
 
-    def evict_idle(self, wanted: Collection[str], needed: int) -> None:
-        """Evict modules that no prompt uses, least recently used first, those not wanted before all others.
+    def evict_idle(self, wanted: Collection[str] = ()) -> None:
+        """Evict the modules that no prompt uses, but for those that the next one wants.
 
         Args:
-            wanted: keys of the states that the next prompt uses.
-            needed: cells that must become free; beyond that, idle cells down to `IDLE_CELLS` may stay.
+            wanted: keys of their states.
         """
-        idle = [r for r in self._residents.values() if not r.users and r.states.key not in wanted]
-        cells = sum(self._cells.alone(r.sequence) for r in idle)
-        for resident in idle:
-            if cells <= IDLE_CELLS and self._cells.free >= needed:
-                return
-            cells -= self._cells.alone(resident.sequence)
-            self._evict(resident)
+        for resident in list(self._residents.values()):
+            if not resident.users and resident.states.key not in wanted:
+                self._evict(resident)
 
     def _find(self, states: KVStates) -> _Resident | None:
         return self._residents.get(states.key)
