@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -302,6 +303,34 @@ class TestIndex:
     @pytest.mark.parametrize("place", range(0, 16384, 1500))
     def test_damaged_page(self, filled: Path, place: int) -> None:
         overwrite(filled / INDEX_FILE, b"\xa5" * 64, place)
+        self.assert_all_there(filled)
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_changed_bits(self, root: Path, seed: int) -> None:
+        """Whatever a broken page says, entries are found, listed and counted by their files."""
+        with StateStore(root) as store:
+            for number in range(8):
+                put(store, number, 1, BYTES)
+        whole = (root / INDEX_FILE).read_bytes()
+        bits = random.Random(seed)
+        for _ in range(20):
+            damaged = bytearray(whole)
+            for place in bits.sample(range(len(whole)), bits.choice([1, 3, 20])):
+                damaged[place] ^= 1 << bits.randrange(8)
+            for path in root.glob(INDEX_FILE + "*"):
+                path.unlink()
+            (root / INDEX_FILE).write_bytes(damaged)
+            with StateStore(root, max_bytes=10**9) as store:
+                assert_hit(lookup(store, 3, 1, BYTES), 3, 1, BYTES)
+                assert len(store.entries()) == 8
+                store.verify(repair=True)
+                assert store.verify() == []
+
+    def test_out_of_order_is_found_by_verify(self, filled: Path) -> None:
+        data = (filled / INDEX_FILE).read_bytes()
+        (filled / INDEX_FILE).write_bytes(data.replace(key_of(1).encode(), b"f" * 16))
+        with StateStore(filled) as store:
+            assert [finding.problem for finding in store.verify()] == ["the index is broken"]
         self.assert_all_there(filled)
 
     def test_damaged_while_open(self, filled: Path) -> None:

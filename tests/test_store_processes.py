@@ -50,7 +50,7 @@ def test_killed_at_any_moment(root: Path) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     moments = random.Random(seed)
-    for _ in range(12):
+    for _ in range(8):
         process = start_python(WRITER, root)
         assert process.stdout is not None
         process.stdout.readline()

@@ -4,7 +4,7 @@
 """
 
 from edge_pc.store.eviction import DEFAULT_POLICY, EVICTION_POLICIES
-from edge_pc.store.index import EntryInfo
+from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
 from edge_pc.store.store import StateStore, Totals

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from edge_pc.errors import OptionError
-from edge_pc.store.index import EntryInfo
+from edge_pc.store.info import EntryInfo
 
 DEFAULT_POLICY = "least-recently-used"
 

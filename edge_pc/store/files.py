@@ -54,6 +54,12 @@ class StatesFiles:
             return os.stat(self.path(key)).st_size
         return 0
 
+    def identity(self, key: str) -> str:
+        """The identity of an entry's file, empty when it is missing or cannot be looked at."""
+        with suppress(OSError):
+            return identity_of(os.stat(self.path(key)))
+        return ""
+
     @contextmanager
     def write(self, key: str, parts: Sequence[bytes | memoryview]) -> Iterator[FileIO]:
         """Write an entry, in place of an older one of its key, and give its file to map, open for as long as the block.
@@ -95,7 +101,7 @@ class StatesFiles:
         """
         path = self.path(key)
         try:
-            if identity is not None and identity_of(os.stat(path)) != identity:
+            if identity is not None and self.identity(key) != identity:
                 return False
             os.unlink(path)
         except FileNotFoundError:

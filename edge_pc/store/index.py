@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from edge_pc.store.format import Metadata
+from edge_pc.store.format import is_key
+from edge_pc.store.info import EntryInfo
 
 T = TypeVar("T")
 
@@ -43,21 +43,21 @@ CREATE TABLE IF NOT EXISTS entries (
     identity TEXT NOT NULL
 ) WITHOUT ROWID
 """
-# What of `EntryInfo` is in the table; the path follows from the key.
-_COLUMNS = (
-    "key",
-    "model",
-    "schema",
-    "module",
-    "layout",
-    "dtype",
-    "tokens",
-    "nbytes",
-    "checksum",
-    "created",
-    "last_used",
-    "hits",
-)
+# What of `EntryInfo` is in the table, and its types; the path follows from the key.
+_COLUMNS: dict[str, type] = {
+    "key": str,
+    "model": str,
+    "schema": str,
+    "module": str,
+    "layout": str,
+    "dtype": str,
+    "tokens": int,
+    "nbytes": int,
+    "checksum": str,
+    "created": float,
+    "last_used": float,
+    "hits": int,
+}
 _INSERT = f"INSERT INTO entries ({', '.join(_COLUMNS)}, identity) VALUES ({'?, ' * len(_COLUMNS)}?)"
 _RENEW = (
     "ON CONFLICT (key) DO UPDATE SET model = excluded.model, schema = excluded.schema, module = excluded.module, "
@@ -70,68 +70,21 @@ _BUSY_SECONDS = 0.2
 _ATTEMPTS = 3
 # SQLite does not wait by itself while another process creates the index.
 _PAUSE_SECONDS = 0.03
+# sqlite3 raises UnicodeError itself where SQLite's message cites broken text.
+_FAILURES = (sqlite3.Error, OSError, UnicodeError)
+# In messages of SQLite: a lock, the disk or a permission is at fault, not the index.
+_NOT_ITS_FAULT = ("locked", "busy", "unable to open", "readonly", "I/O", "full", "interrupted")
 # After a failure the index is left alone for this long.
 _BACKOFF_SECONDS = 5.0
-# Uses are collected in memory and written together.
-_FLUSH_USES = 64
+# Uses are collected in memory and written together, this often at most.
 _FLUSH_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
-    """One stored encoding.
-
-    Attributes:
-        key: its store key.
-        model, schema, module: where the states come from.
-        layout, dtype: of its array.
-        tokens: cells, without padding.
-        nbytes: the size of the file in bytes.
-        checksum: of its array.
-        created, last_used: seconds since 1970, UTC.
-        hits: how often it was found.
-        path: its file.
-    """
-
-    key: str
-    model: str
-    schema: str
-    module: str
-    layout: str
-    dtype: str
-    tokens: int
-    nbytes: int
-    checksum: str
-    created: float
-    last_used: float
-    hits: int
-    path: Path
-
-    @classmethod
-    def of(cls, metadata: Metadata, nbytes: int, path: Path) -> EntryInfo:
-        """What a file says of itself; it says nothing of its uses."""
-        return cls(
-            metadata.key,
-            metadata.model,
-            metadata.schema,
-            metadata.module,
-            metadata.layout,
-            metadata.dtype,
-            metadata.tokens,
-            nbytes,
-            metadata.checksum,
-            metadata.created,
-            last_used=metadata.created,
-            hits=0,
-            path=path,
-        )
 
 
 class Index:
     """The index in the folder `root`, opened when it is first needed and created when `root` exists. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
-        self._path = root / INDEX_FILE
+        self.path = root / INDEX_FILE
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._writable = False
@@ -144,7 +97,11 @@ class Index:
 
         def work(connection: sqlite3.Connection) -> tuple[str, int] | None:
             row = connection.execute("SELECT identity, nbytes FROM entries WHERE key = ?", (key,)).fetchone()
-            return (str(row[0]), int(row[1])) if row else None
+            if row is None:
+                return None
+            if not isinstance(row[0], str) or not isinstance(row[1], int):
+                raise sqlite3.DatabaseError("a row has values of the wrong type")
+            return row[0], row[1]
 
         return self._run(work, None)
 
@@ -171,10 +128,8 @@ class Index:
         self.flush()
 
         def work(connection: sqlite3.Connection) -> dict[str, EntryInfo] | None:
-            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM entries")
-            return {
-                row[0]: EntryInfo(**dict(zip(_COLUMNS, row, strict=True)), path=Path(path_of(row[0]))) for row in rows
-            }
+            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM entries").fetchall()
+            return {row[0]: EntryInfo(**_checked_row(row), path=Path(path_of(row[0]))) for row in rows}
 
         return self._run(work, None)
 
@@ -182,16 +137,29 @@ class Index:
         """The size of all entries in bytes, or None when there is no index to ask."""
 
         def work(connection: sqlite3.Connection) -> int | None:
-            return int(connection.execute("SELECT coalesce(sum(nbytes), 0) FROM entries").fetchone()[0])
+            return _number(connection, "SELECT coalesce(sum(nbytes), 0) FROM entries")
 
         return self._run(work, None)
+
+    def heal(self) -> bool:
+        """Check all of the index; a broken one is deleted, and made again when it is needed. Whether it was broken."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            return bool(connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
+
+        intact = self._run(work, True)
+        if not intact:
+            with self._lock:
+                self._disconnect()
+                self._delete()
+        return not intact
 
     def record_use(self, key: str) -> None:
         """Count a hit. It reaches the disk later: with many others, or when the index is closed."""
         now = time.time()
         with self._lock:
             self._uses[key] = (self._uses.get(key, (0, 0.0))[0] + 1, now)
-            due = len(self._uses) >= _FLUSH_USES or time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
+            due = time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
         if due:
             self.flush()
 
@@ -221,7 +189,7 @@ class Index:
     def _run(self, work: Callable[[sqlite3.Connection], T], default: T, writes: bool = False) -> T:
         """The result of `work` in a transaction, or `default` if the index cannot be used now."""
         with self._lock:
-            if time.monotonic() < self._retry_at or not self._path.parent.is_dir():
+            if time.monotonic() < self._retry_at or not self.path.parent.is_dir():
                 return default
             for _ in range(_ATTEMPTS):
                 try:
@@ -230,8 +198,8 @@ class Index:
                         return default
                     with connection:
                         return work(connection)
-                except (sqlite3.Error, OSError) as exc:  # noqa: PERF203 - the loop is there to try again
-                    _log.debug("index %s: %s", self._path, exc)
+                except _FAILURES as exc:  # noqa: PERF203 - the loop is there to try again
+                    _log.debug("index %s: %s", self.path, exc)
                     self._disconnect()
                     if _is_broken(exc):
                         self._delete()
@@ -248,20 +216,20 @@ class Index:
                 if _is_locked(exc):
                     raise
                 # Perhaps a read-only disk. What other processes may be writing at this moment is not seen then.
-                self._connection, self._writable = _checked(_open(self._path, "mode=ro&immutable=1")), False
+                self._connection, self._writable = _checked(_open(self.path, "mode=ro&immutable=1")), False
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
-        if not self._path.exists():
+        if not self.path.exists():
             # SQLite gives its other files the same mode.
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = _open(self._path, "mode=rw")
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = _open(self.path, "mode=rw")
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                if _number(connection, "PRAGMA user_version") == 0:
                     connection.execute(_SCHEMA)
                     connection.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
@@ -276,10 +244,10 @@ class Index:
             self._connection = None
 
     def _delete(self) -> None:
-        _log.info("the index %s is broken or of another version: it is made again from the files", self._path)
+        _log.info("the index %s is broken or of another version: it is made again from the files", self.path)
         for suffix in ("", "-wal", "-shm"):
             with suppress(OSError):
-                os.unlink(f"{self._path}{suffix}")
+                os.unlink(f"{self.path}{suffix}")
 
 
 def _open(path: Path, options: str) -> sqlite3.Connection:
@@ -289,7 +257,7 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
 def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
     """The connection, if it is to an index of this version; it is closed otherwise."""
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        version = _number(connection, "PRAGMA user_version")
         if version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
         connection.execute(f"SELECT {', '.join(_COLUMNS)}, identity FROM entries LIMIT 0")
@@ -299,12 +267,27 @@ def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
     return connection
 
 
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    row = connection.execute(query).fetchone()
+    if row is None or not isinstance(row[0], int):
+        raise sqlite3.DatabaseError(f"no number for: {query}")
+    return row[0]
+
+
+def _checked_row(row: tuple[Any, ...]) -> dict[str, Any]:
+    """A row by column; SQLite itself takes any type in any column, and a broken page may hold anything."""
+    values = dict(zip(_COLUMNS, row, strict=True))
+    if not all(isinstance(values[name], kind) for name, kind in _COLUMNS.items()) or not is_key(values["key"]):
+        raise sqlite3.DatabaseError("a row has values of the wrong type")
+    return values
+
+
 def _is_locked(exc: Exception) -> bool:
     return isinstance(exc, sqlite3.OperationalError) and "locked" in str(exc)
 
 
 def _is_broken(exc: Exception) -> bool:
-    """Whether the index is at fault, rather than a lock, the disk or a permission."""
+    """Whether the index is at fault and has to be made again."""
     if isinstance(exc, sqlite3.OperationalError):
-        return str(exc).startswith("no such")
-    return isinstance(exc, sqlite3.DatabaseError)
+        return not any(words in str(exc) for words in _NOT_ITS_FAULT)
+    return isinstance(exc, sqlite3.DatabaseError | UnicodeError)

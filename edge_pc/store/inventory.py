@@ -11,16 +11,17 @@ from edge_pc.sizes import format_size
 from edge_pc.store.entry import open_entry, read_entry
 from edge_pc.store.eviction import eviction_order
 from edge_pc.store.files import StatesFiles
-from edge_pc.store.index import EntryInfo, Index
+from edge_pc.store.index import Index
+from edge_pc.store.info import EntryInfo
 from edge_pc.store.opened import OpenedEntries
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The entries of a store; `broken` has the keys and sizes in bytes of files that are none."""
+    """The entries of a store; `broken` has the keys and identities of files that are none."""
 
     entries: list[EntryInfo]
-    broken: dict[str, int]
+    broken: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,15 @@ class Inventory:
         self._opened.forget(keys)
         return Removed(removed, sum(entry.nbytes for entry in removed))
 
+    def remove_broken(self, broken: dict[str, str]) -> int:
+        """Delete the files that a survey found broken, if they still are those files. Returns the bytes freed."""
+        freed = 0
+        for key, identity in broken.items():
+            size = self._files.size(key)
+            if self._files.delete(key, identity):
+                freed += size
+        return freed
+
     def evict(self, entries: Iterable[EntryInfo], max_bytes: int) -> Removed:
         """Delete of `entries` what must go so that the rest has at most `max_bytes`."""
         ordered = eviction_order(entries, self._policy, self.in_use)
@@ -117,12 +127,12 @@ class Inventory:
 
     def _adopt(self, key: str, found: Survey) -> None:
         """Add an entry that the index does not know, by what its file says of itself."""
-        path = self._files.path(key)
+        path, identity = self._files.path(key), self._files.identity(key)
         try:
             with open_entry(path) as (file, status):
                 metadata = read_entry(file, status, key, thorough=False)
         except StatesError:
-            found.broken[key] = self._files.size(key)
+            found.broken[key] = identity
         except OSError:
             pass  # removed meanwhile, or not ours to read
         else:

@@ -30,7 +30,8 @@ from edge_pc.store.format import (
     pack_header,
     pack_trailer,
 )
-from edge_pc.store.index import EntryInfo, Index
+from edge_pc.store.index import Index
+from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, Opened, OpenedEntries
@@ -210,7 +211,7 @@ class StateStore:
         freed = sum(size for _, size in self._files.abandoned(delete=True))
         self._locks.delete_abandoned()
         found = self._inventory.survey()
-        freed += sum(size for key, size in found.broken.items() if self._files.delete(key))
+        freed += self._inventory.remove_broken(found.broken)
         oldest = 0.0 if older_than is None else time.time() - older_than
         removed = self._inventory.remove(entry for entry in found.entries if entry.last_used < oldest).entries
         limit = self.max_bytes if max_bytes is None else max_bytes

@@ -9,7 +9,8 @@ from pathlib import Path
 from edge_pc.errors import StatesError
 from edge_pc.store.entry import load_entry
 from edge_pc.store.files import StatesFiles
-from edge_pc.store.index import EntryInfo, Index
+from edge_pc.store.index import Index
+from edge_pc.store.info import EntryInfo
 
 # Called with the bytes checked so far and the bytes of all entries.
 VerifyProgress = Callable[[int, int], None]
@@ -36,9 +37,12 @@ def verify_store(
     files: StatesFiles, index: Index, *, repair: bool, progress: VerifyProgress | None = None
 ) -> list[Finding]:
     """Check everything. With `repair`, what is broken is deleted (it will be encoded again) and the index corrected."""
-    rows = index.entries(files.path)
-    sizes = {key: files.size(key) for key in sorted(files.keys())}
     findings, done = [], 0
+    broken = index.heal()
+    if broken:
+        findings.append(Finding("", index.path, "the index is broken", "it is made again from the files"))
+    rows = None if broken else index.entries(files.path)
+    sizes = {key: files.size(key) for key in sorted(files.keys())}
     for key, size in sizes.items():
         finding = _verify_entry(files, index, key, None if rows is None else rows.get(key), rows is not None, repair)
         if finding is not None:
@@ -60,6 +64,7 @@ def _verify_entry(
     files: StatesFiles, index: Index, key: str, row: EntryInfo | None, has_index: bool, repair: bool
 ) -> Finding | None:
     path = Path(files.path(key))
+    identity = files.identity(key)
     try:
         entry = load_entry(str(path), key, trusted=None)
     except FileNotFoundError:
@@ -67,24 +72,20 @@ def _verify_entry(
     except OSError as exc:
         return Finding(key, path, f"cannot be read: {exc.strerror}")
     except StatesError as exc:
-        return Finding(key, path, exc.message, _delete(files, index, key) if repair else "")
-    if not has_index:
-        return None
+        return Finding(key, path, exc.message, _delete(files, index, key, identity) if repair else "")
     info = EntryInfo.of(entry.metadata, entry.size, path)
-    if row is None:
+    problem = ""
+    if row is None and has_index:
         problem = "not in the index"
-    elif replace(row, last_used=info.last_used, hits=info.hits) != info:
+    elif row is not None and replace(row, last_used=info.last_used, hits=info.hits) != info:
         problem = "the index says otherwise than the file"
-    else:
+    if repair or not problem:
         index.put(info, entry.identity)  # spares the next process a check of its own
-        return None
-    if repair:
-        index.put(info, entry.identity)
-    return Finding(key, path, problem, "index corrected" if repair else "")
+    return Finding(key, path, problem, "index corrected" if repair else "") if problem else None
 
 
-def _delete(files: StatesFiles, index: Index, key: str) -> str:
-    if not files.delete(key):
+def _delete(files: StatesFiles, index: Index, key: str, identity: str) -> str:
+    if not files.delete(key, identity):
         return "could not be deleted"
     index.remove([key])
     return "deleted"

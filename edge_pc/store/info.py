@@ -1,0 +1,58 @@
+"""What listings say of an entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_pc.store.format import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """One stored encoding.
+
+    Attributes:
+        key: its store key.
+        model, schema, module: where the states come from.
+        layout, dtype: of its array.
+        tokens: cells, without padding.
+        nbytes: the size of the file in bytes.
+        checksum: of its array.
+        created, last_used: seconds since 1970, UTC.
+        hits: how often it was found.
+        path: its file.
+    """
+
+    key: str
+    model: str
+    schema: str
+    module: str
+    layout: str
+    dtype: str
+    tokens: int
+    nbytes: int
+    checksum: str
+    created: float
+    last_used: float
+    hits: int
+    path: Path
+
+    @classmethod
+    def of(cls, metadata: Metadata, nbytes: int, path: Path) -> EntryInfo:
+        """What a file says of itself; it says nothing of its uses."""
+        return cls(
+            metadata.key,
+            metadata.model,
+            metadata.schema,
+            metadata.module,
+            metadata.layout,
+            metadata.dtype,
+            metadata.tokens,
+            nbytes,
+            metadata.checksum,
+            metadata.created,
+            last_used=metadata.created,
+            hits=0,
+            path=path,
+        )
