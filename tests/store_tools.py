@@ -16,6 +16,7 @@ from edge_pc.store import Miss, StateStore
 
 LAYOUT = KVLayout("test-float32", "float32", (3, 2, 2, 1, 16), 3, 16)
 HALF = KVLayout("test-float16", "float16", (3, 2, 2, 1, 16), 3, 16)
+CONGRUENT = KVLayout("test-congruent", "float32", (3, 2, 2, 1, 16), 3, 16, congruent=True)
 BYTES = KVLayout("test-blob", "uint8", (100,), 0, 1)
 
 
@@ -29,10 +30,13 @@ def cells(number: int, tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32
 
 def states_array(number: int, tokens: int, layout: KVLayout = LAYOUT) -> NDArray[Any]:
     """Contents that differ for every `number`; the padding is zero."""
-    values = np.random.default_rng(number).integers(0, 256, layout.array_shape(tokens)).astype(layout.dtype)
-    padding = [slice(None)] * values.ndim
-    padding[layout.token_axis] = slice(tokens * layout.shape[layout.token_axis], None)
-    values[tuple(padding)] = 0
+    position_ids = cells(number, tokens)[1]
+    first = layout.lead(position_ids)
+    values = np.random.default_rng(number).integers(0, 256, layout.array_shape(position_ids)).astype(layout.dtype)
+    along_tokens = np.moveaxis(values, layout.token_axis, 0)
+    width = layout.shape[layout.token_axis]
+    along_tokens[: first * width] = 0
+    along_tokens[(first + tokens) * width :] = 0
     return values
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from store_tools import (
     BYTES,
+    CONGRUENT,
     HALF,
     LAYOUT,
     assert_hit,
@@ -53,7 +54,7 @@ def file_of(root: Path, number: int) -> Path:
     return root / key_of(number)[:2] / f"{key_of(number)}.npy"
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, HALF, BYTES], ids=lambda layout: layout.dtype)
+@pytest.mark.parametrize("layout", [LAYOUT, HALF, CONGRUENT, BYTES], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 100])
 def test_what_was_put_is_found(root: Path, layout: KVLayout, tokens: int) -> None:
     with StateStore(root) as store:
