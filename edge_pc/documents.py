@@ -92,12 +92,13 @@ def cut_at_paragraphs(text: str, size: int = PART_CHARACTERS) -> list[str]:
 def _document(name: str, text: str) -> Module:
     parts = cut_at_paragraphs(f"\n\nDocument: {name}\n{text.strip()}\n")
     names = [name, *(f"part{number}" for number in range(2, len(parts) + 1))]
-    return _nested(parts, names, "")
+    return nested(parts, names)
 
 
-def _nested(parts: Sequence[str], names: Sequence[str], prefix: str) -> Module:
+def nested(parts: Sequence[str], names: Sequence[str], prefix: str = "") -> Module:
+    """Modules one inside the other, each with one part; `prefix` is the path that they stand in, ending with `/`."""
     path = prefix + names[0]
-    inner = (_nested(parts[1:], names[1:], f"{path}/"),) if len(parts) > 1 else ()
+    inner = (nested(parts[1:], names[1:], f"{path}/"),) if len(parts) > 1 else ()
     return Module(names[0], path, (Text(parts[0], _NOWHERE), *inner), True, _NOWHERE)
 
 
