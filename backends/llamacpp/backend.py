@@ -48,7 +48,7 @@ class LlamaCppBackend:
         self._threads = options.threads or allowed_cpus()
         self._model = _open_model(library, path)
         try:
-            _check_composable(library, self._model, path)
+            check_composable(library, self._model, path)
             described = describe(path)
             self.spec = described.spec
             self.tokenizer = described.tokenizer
@@ -112,7 +112,7 @@ def _open_model(library: ModuleType, path: Path) -> Any:
     return model
 
 
-def _check_composable(library: ModuleType, model: Any, path: Path) -> None:
+def check_composable(library: ModuleType, model: Any, path: Path) -> None:
     """Refuse models whose cache cannot be put together from separately computed pieces.
 
     Raises:

@@ -74,7 +74,7 @@ class LlamaCppContext:
 
     def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
         self.prefill(plan, progress)
-        array: NDArray[Any] = np.zeros(self._layout.array_shape(len(keep)), dtype=self._layout.dtype)
+        array: NDArray[Any] = np.zeros(self._layout.array_shape(plan.position_ids[keep]), dtype=self._layout.dtype)
         if len(keep):
             blob = self._read(plan.position_ids[keep])
             array.reshape(-1)[: len(blob)] = blob

@@ -1,4 +1,4 @@
-"""libllama's own log: silent unless asked for, its last error kept for our error messages."""
+"""libllama's own log: silent unless asked for, its errors kept for our error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-_ERROR = 3  # GGML_LOG_LEVEL_ERROR
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
 
 class NativeLog:
@@ -14,12 +14,11 @@ class NativeLog:
 
     Attributes:
         verbose: let it through to stderr.
-        last_error: the last line it logged as an error, empty without one.
     """
 
     def __init__(self) -> None:
         self.verbose = False
-        self.last_error = ""
+        self._error = ""
         self._callback: Any = None
 
     def attach(self, library: ModuleType, *, verbose: bool) -> None:
@@ -31,14 +30,14 @@ class NativeLog:
             library.llama_log_set(self._callback, None)
 
     def take_error(self) -> str:
-        """The last error, which is then forgotten."""
-        error, self.last_error = self.last_error, ""
+        """The first error since the last call, empty without one; later ones only say what failed because of it."""
+        error, self._error = self._error, ""
         return error
 
     def _receive(self, level: int, text: bytes, _: Any) -> None:
         line = text.decode("utf-8", errors="replace")
         if level == _ERROR:
-            self.last_error = line.strip()
+            self._error = self._error or line.strip()
         if self.verbose:
             sys.stderr.write(line)
 

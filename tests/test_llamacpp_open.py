@@ -1,0 +1,228 @@
+"""Opening GGUF files: what is refused and why, what is logged, requantizing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from edge_pc.backends.base import BackendOptions, Plan
+from edge_pc.backends.llamacpp import describe as describing
+from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
+from edge_pc.backends.llamacpp.describe import describe, fingerprint_of
+from edge_pc.backends.llamacpp.requantize import requantize
+from edge_pc.errors import MissingDependencyError, ModelError, OptionError
+
+pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
+
+TOKENS = np.arange(10, 40, dtype=np.int32)
+PLAN = Plan((), TOKENS, np.arange(30, dtype=np.int32))
+
+
+def logits(path: Path) -> Any:
+    backend = LlamaCppBackend(path)
+    context = backend.new_context(30)
+    found = context.prefill(PLAN).logits
+    context.close()
+    backend.close()
+    return found
+
+
+def library_of(**facts: Any) -> Any:
+    """A library that says this of its model."""
+    said = {"is_recurrent": False, "is_hybrid": False, "has_encoder": False, "is_diffusion": False, "rope_type": 0}
+    said |= {"n_swa": 0, "n_ctx_train": 1024} | facts
+    functions = {f"llama_model_{name}": lambda model, value=value: value for name, value in said.items()}
+    return SimpleNamespace(**functions, LLAMA_ROPE_TYPE_MROPE=8, LLAMA_ROPE_TYPE_IMROPE=40, LLAMA_ROPE_TYPE_VISION=24)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("facts", "reason"),
+        [
+            ({"is_recurrent": True}, "recurrent"),
+            ({"is_hybrid": True}, "hybrid"),
+            ({"has_encoder": True}, "encoder"),
+            ({"is_diffusion": True}, "diffusion"),
+            ({"rope_type": 8}, "several dimensions"),
+            ({"n_swa": 512}, "512 tokens back"),
+        ],
+    )
+    def test_caches_that_cannot_be_composed(self, facts: dict[str, Any], reason: str) -> None:
+        with pytest.raises(ModelError, match=reason):
+            check_composable(library_of(**facts), None, Path("model.gguf"))
+
+    def test_a_window_as_long_as_the_model_is_none(self) -> None:
+        check_composable(library_of(n_swa=1024), None, Path("model.gguf"))
+
+    def test_a_real_file_with_a_sliding_window(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="32 tokens back"):
+            LlamaCppBackend(write_gemma2(tmp_path / "gemma2.gguf", window=32))
+
+    def test_broken_files(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        whole = tiny_gguf.read_bytes()
+        for name, content in {"empty": b"", "text": b"not a model", "cut": whole[: len(whole) // 2]}.items():
+            path = tmp_path / f"{name}.gguf"
+            path.write_bytes(content)
+            with pytest.raises(ModelError, match=name):
+                LlamaCppBackend(path)
+        with pytest.raises(ModelError, match="no such file"):
+            LlamaCppBackend(tmp_path / "missing.gguf")
+
+    def test_another_provider(self, tiny_gguf: Path) -> None:
+        with pytest.raises(OptionError, match="cuda"):
+            LlamaCppBackend(tiny_gguf, BackendOptions(provider="cuda"))
+
+    def test_without_the_extra(self, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "llama_cpp", None)
+        monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
+        with pytest.raises(MissingDependencyError, match=r"pip install .edge-prompt-cache\[llamacpp\]"):
+            LlamaCppBackend(tiny_gguf)
+
+
+class TestDescription:
+    def test_spec(self, tiny_gguf: Path) -> None:
+        spec = describe(tiny_gguf).spec
+        model = tiny.TinyModel()
+        assert (spec.layers, spec.heads, spec.kv_heads, spec.head_dim) == (2, 4, 2, 16)
+        assert spec.vocab_size == len(tiny.vocabulary()[0])
+        assert (spec.max_positions, spec.rotary.base) == (model.max_positions, model.rope_base)
+        assert spec.special_tokens["eos_token"] == tiny.EOS
+
+    def test_it_is_kept_for_the_next_start(self, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = describe(tiny_gguf)
+        monkeypatch.setattr(describing, "GGUFFile", lambda path: pytest.fail("the file was read again"))
+        again = describe(tiny_gguf)
+        assert again.spec == first.spec
+        assert again.chat_template == first.chat_template == tiny.CHAT_TEMPLATE
+        assert again.tokenizer.encode("the module") == first.tokenizer.encode("the module")
+
+    def test_a_damaged_note_is_made_anew(self, tiny_gguf: Path, home: Path) -> None:
+        spec = describe(tiny_gguf).spec
+        [note] = (home / "gguf").glob("*/edge_pc.json")
+        note.write_text("{")
+        assert describe(tiny_gguf).spec == spec
+        assert describe(tiny_gguf).spec == spec
+
+    def test_a_home_that_cannot_be_written(self, tiny_gguf: Path, home: Path) -> None:
+        (home / "gguf").write_text("a file is in the way")
+        assert describe(tiny_gguf).spec.layers == 2
+
+    def test_other_weights_have_another_fingerprint(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "renamed.gguf"
+        copy.write_bytes(content := tiny_gguf.read_bytes())
+        assert fingerprint_of(copy) == fingerprint_of(tiny_gguf), "the name does not matter"
+        copy.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert fingerprint_of(copy) != fingerprint_of(tiny_gguf)
+
+    def test_a_large_file_is_hashed_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(describing, "_ALWAYS_HASHED_BYTES", 10)
+        path = tmp_path / "large.gguf"
+        path.write_bytes(b"x" * 20)
+        first = fingerprint_of(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(describing, "_hash", lambda path: pytest.fail("hashed again"))
+            assert fingerprint_of(path) == first
+        path.write_bytes(b"x" * 19 + b"y" * 2)
+        assert fingerprint_of(path) != first
+
+
+class TestLog:
+    PROGRAM = """
+import sys
+from pathlib import Path
+from edge_pc.backends.base import BackendOptions
+from edge_pc.backends.llamacpp.backend import LlamaCppBackend
+try:
+    LlamaCppBackend(Path(sys.argv[1]), BackendOptions(verbose=sys.argv[2] == "verbose")).close()
+except Exception as error:
+    print(error)
+"""
+
+    def run(self, path: Path, how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", self.PROGRAM, str(path), how]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=path.parent)
+
+    def test_silent(self, tiny_gguf: Path) -> None:
+        done = self.run(tiny_gguf, "quiet")
+        assert (done.stdout, done.stderr) == ("", "")
+
+    def test_verbose(self, tiny_gguf: Path) -> None:
+        done = self.run(tiny_gguf, "verbose")
+        assert done.stdout == ""
+        assert "llama" in done.stderr
+
+    def test_an_error_is_in_the_message_and_nowhere_else(self, tmp_path: Path) -> None:
+        path = tmp_path / "text.gguf"
+        path.write_text("not a model")
+        done = self.run(path, "quiet")
+        assert done.stderr == ""
+        assert "cannot open" in done.stdout
+        assert "no reason" not in done.stdout
+
+
+class TestRequantize:
+    @pytest.mark.parametrize(("quant", "tolerance"), [("q8_0", 0.5), ("q4_0", 10.0)])
+    def test_it_computes_about_the_same(self, tiny_gguf: Path, tmp_path: Path, quant: str, tolerance: float) -> None:
+        out = requantize(tiny_gguf, tmp_path / "new" / "model.gguf", quant)
+        assert describe(out).spec.quantization == quant.upper()
+        assert out.stat().st_size < tiny_gguf.stat().st_size
+        assert 0 < np.abs(logits(out) - logits(tiny_gguf)).max() < tolerance
+        assert [path.name for path in out.parent.iterdir()] == ["model.gguf"]
+
+    def test_refused(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        with pytest.raises(OptionError, match="q8_0, q4_0"):
+            requantize(tiny_gguf, tmp_path / "out.gguf", "q5_1")
+        with pytest.raises(OptionError, match="the file to be read"):
+            requantize(tiny_gguf, tiny_gguf, "q8_0")
+        with pytest.raises(ModelError, match="no such file"):
+            requantize(tmp_path / "none.gguf", tmp_path / "out.gguf", "q8_0")
+
+    def test_a_failure_leaves_what_was_there(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        broken, out = tmp_path / "broken.gguf", tmp_path / "out.gguf"
+        broken.write_bytes(tiny_gguf.read_bytes()[:20000])
+        out.write_text("as before")
+        with pytest.raises(ModelError, match="cannot be requantized"):
+            requantize(broken, out, "q8_0")
+        assert out.read_text() == "as before"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.gguf", "out.gguf"]
+
+
+def write_gemma2(path: Path, window: int) -> Path:
+    """A tiny model of an architecture with a sliding window in every other layer."""
+    import gguf
+
+    model = tiny.TinyModel()
+    writer = gguf.GGUFWriter(path, "gemma2")
+    writer.add_block_count(model.layers)
+    writer.add_context_length(model.max_positions)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_sliding_window(window)
+    tokens, merges = tiny.vocabulary()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(list(tokens))
+    writer.add_token_merges(list(merges))
+    for name, array in tiny.tensors(model).items():
+        writer.add_tensor(tiny.gguf_name(name), array)
+    for layer in range(model.layers):
+        for part in ("post_attention_norm", "post_ffw_norm"):
+            writer.add_tensor(f"blk.{layer}.{part}.weight", np.ones(model.hidden_size, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
