@@ -40,6 +40,8 @@ class KVLayout:
         shape: of the array for one token, with `token_axis` of size 1.
         token_axis: the axis along which tokens lie.
         token_multiple: tokens are padded with zeros to a multiple of this, so that each row starts on a page.
+        congruent: zeros stand in front, too, so many that the first token's index is congruent to its position modulo
+            `token_multiple`: where cells lie at their positions, pages of the array fit pages of the arena.
     """
 
     name: str
@@ -47,20 +49,22 @@ class KVLayout:
     shape: tuple[int, ...]
     token_axis: int
     token_multiple: int = 1
+    congruent: bool = False
 
-    def padded(self, tokens: int) -> int:
-        """The number of tokens that an array for `tokens` tokens holds, padding included."""
-        return -(-tokens // self.token_multiple) * self.token_multiple
+    def lead(self, position_ids: IntArray) -> int:
+        """The index of the first token in the array that holds tokens at `position_ids`."""
+        return int(position_ids[0]) % self.token_multiple if self.congruent and len(position_ids) else 0
 
-    def array_shape(self, tokens: int) -> tuple[int, ...]:
-        """The shape of the array that holds `tokens` tokens, padding included."""
+    def array_shape(self, position_ids: IntArray) -> tuple[int, ...]:
+        """The shape of the array that holds tokens at `position_ids`, padding included."""
+        tokens = self.lead(position_ids) + len(position_ids)
         shape = list(self.shape)
-        shape[self.token_axis] *= self.padded(tokens)
+        shape[self.token_axis] *= -(-tokens // self.token_multiple) * self.token_multiple
         return tuple(shape)
 
-    def nbytes(self, tokens: int) -> int:
-        """The size in bytes of the array for `tokens` tokens, padding included."""
-        return int(np.prod(self.array_shape(tokens), dtype=np.int64)) * np.dtype(self.dtype).itemsize
+    def nbytes(self, position_ids: IntArray) -> int:
+        """The size in bytes of the array that holds tokens at `position_ids`, padding included."""
+        return int(np.prod(self.array_shape(position_ids), dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +73,7 @@ class KVStates:
 
     Attributes:
         key: the store key; equal keys mean equal states.
-        array: shape `layout.array_shape(tokens)`; read-only, memory-mapped when `path` is given.
+        array: shape `layout.array_shape(position_ids)`; read-only, memory-mapped when `path` is given.
         token_ids, position_ids: int32 `[tokens]`, without padding; positions ascend strictly.
         path, offset: the file that `array` maps, and where the array's bytes start in it; None when only in memory.
     """
@@ -160,7 +164,7 @@ class Context(Protocol):
             keep: int32 indices into the run, ascending: the cells to return (placeholders are left out).
 
         Returns:
-            A new array of shape `layout.array_shape(len(keep))`, padding zero.
+            A new array of shape `layout.array_shape(plan.position_ids[keep])`, padding zero.
         """
         ...
 

@@ -16,7 +16,7 @@ from edge_pc.store import StateStore
 
 LAYERS, HEADS, DIM = 2, 2, 64
 PAGE = tokens_per_page(DIM)
-LAYOUT = KVLayout("test", "float32", (LAYERS, 2, HEADS, 1, DIM), 3, PAGE)
+LAYOUT = KVLayout("test", "float32", (LAYERS, 2, HEADS, 1, DIM), 3, PAGE, congruent=True)
 
 needs_mapping = pytest.mark.skipif(not can_map(), reason="this system cannot map files over memory")
 
@@ -28,9 +28,10 @@ def store(tmp_path: Path) -> StateStore:
 
 def states(store: StateStore, tokens: int, start: int, seed: int) -> KVStates:
     """Random states of `tokens` cells at positions from `start`, in the store."""
-    array = np.zeros(LAYOUT.array_shape(tokens), dtype=np.float32)
-    array[:, :, :, :tokens] = np.random.default_rng(seed).standard_normal((LAYERS, 2, HEADS, tokens, DIM))
     ids, positions = np.arange(tokens, dtype=np.int32), np.arange(start, start + tokens, dtype=np.int32)
+    array = np.zeros(LAYOUT.array_shape(positions), dtype=np.float32)
+    lead = LAYOUT.lead(positions)
+    array[:, :, :, lead : lead + tokens] = np.random.default_rng(seed).standard_normal((LAYERS, 2, HEADS, tokens, DIM))
     return store.put(f"key{seed}", LAYOUT, array, ids, positions, model="m", schema="s", module="x")
 
 
@@ -40,13 +41,14 @@ def check(arena: Arena, *spans: Span) -> None:
     assert sorted(arena.position_ids[: arena.cells].tolist()) == sorted(wanted)
     for slot, position in enumerate(arena.position_ids[: arena.cells].tolist()):
         source, cell = wanted[position]
-        np.testing.assert_array_equal(arena.kv[:, :, :, slot], source.array[:, :, :, cell])
+        row = LAYOUT.lead(source.position_ids) + cell
+        np.testing.assert_array_equal(arena.kv[:, :, :, slot], source.array[:, :, :, row])
 
 
 @pytest.mark.parametrize("assembly", ["copy", pytest.param("map", marks=needs_mapping), "auto"])
 @pytest.mark.parametrize("exact", [False, True])
 def test_one_prompt_after_another(store: StateStore, assembly: str, exact: bool) -> None:
-    arena = Arena(LAYERS, HEADS, DIM, 2048, assembly)
+    arena = Arena(LAYOUT, 2048, assembly)
     a, b, c = states(store, 300, 0, 1), states(store, 2 * PAGE + 3, 300, 2), states(store, 5, 900, 3)
     whole = [Span(s, 0, len(s.position_ids)) for s in (a, b, c)]
     shorter = Span(a, 0, 299)
@@ -58,25 +60,45 @@ def test_one_prompt_after_another(store: StateStore, assembly: str, exact: bool)
     assert store.verify() == [], "writing to the arena never reaches a file"
 
 
+def placed(arena: Arena) -> list[tuple[int, bool]]:
+    return [(piece.stop - piece.start, piece.mapped) for piece in arena._pieces]
+
+
 @needs_mapping
-def test_only_whole_pages_are_mapped_and_a_single_span_keeps_its_order(store: StateStore) -> None:
-    arena = Arena(LAYERS, HEADS, DIM, 2048, "map")
-    arena.place([Span(states(store, 5 * PAGE + 7, 0, 1), 0, 5 * PAGE + 7)], exact=False)
-    assert [(p.stop - p.start, p.mapped) for p in arena._pieces] == [(5 * PAGE, True), (7, False)]
-    assert arena.position_ids[: arena.cells].tolist() == list(range(5 * PAGE + 7))
+@pytest.mark.parametrize("exact", [False, True])
+def test_without_gaps_all_is_mapped_in_position_order(store: StateStore, exact: bool) -> None:
+    """Only the rows in front of a file's first whole page are copied."""
+    arena = Arena(LAYOUT, 2048, "map")
+    first, second = states(store, 5 * PAGE + 7, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 7, 2)
+    arena.place([Span(first, 0, 5 * PAGE + 7), Span(second, 0, 3 * PAGE)], exact=exact)
+    assert placed(arena) == [(5 * PAGE + 7, True), (PAGE - 7, False), (2 * PAGE + 7, True)]
+    assert arena.position_ids[: arena.cells].tolist() == list(range(8 * PAGE + 7))
+
+
+@needs_mapping
+def test_behind_a_gap_a_few_cells_of_the_end_come_first(store: StateStore) -> None:
+    arena = Arena(LAYOUT, 2048, "map")
+    first, second = states(store, 5 * PAGE, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 3, 2)
+    spans = [Span(first, 0, 5 * PAGE), Span(second, 0, 3 * PAGE)]
+    arena.place(spans, exact=False)
+    assert placed(arena) == [(5 * PAGE, True), (3, False), (PAGE - 3, False), (2 * PAGE, True)]
+    check(arena, *spans)
+    arena.place(spans, exact=True)
+    assert placed(arena) == [(5 * PAGE, True), (3 * PAGE, False)]
+    assert (np.diff(arena.position_ids[: arena.cells]) > 0).all()
 
 
 def test_what_is_in_place_is_not_placed_again(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = Arena(LAYERS, HEADS, DIM, 2048)
+    arena = Arena(LAYOUT, 2048)
     a, b = states(store, 400, 0, 1), states(store, 20, 400, 2)
     arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
-    placed = []
+    anew = []
     for name in ("_map", "_copy"):
-        monkeypatch.setattr(arena, name, lambda piece: placed.append(piece))
+        monkeypatch.setattr(arena, name, lambda piece: anew.append(piece) or True)
     arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
-    assert placed == []
+    assert anew == []
     arena.place([Span(a, 0, 400), Span(b, 0, 19)], exact=False)
-    assert [piece.stop for piece in placed] == [19]
+    assert [piece.stop for piece in anew] == [19]
 
 
 def test_spans_that_lie_between_one_another_are_cut(store: StateStore) -> None:
@@ -93,7 +115,7 @@ def test_spans_that_lie_between_one_another_are_cut(store: StateStore) -> None:
 
 @needs_mapping
 def test_a_file_cut_short_is_refused_and_not_died_of(store: StateStore) -> None:
-    arena = Arena(LAYERS, HEADS, DIM, 2048, "map")
+    arena = Arena(LAYOUT, 2048, "map")
     a = states(store, 400, 0, 1)
     assert a.path is not None
     a.path.chmod(0o600)
@@ -111,7 +133,7 @@ def test_mapped_modules_add_little_private_memory(store: StateStore) -> None:
     """The target: less than a tenth of their bytes."""
     tokens = 6000
     module = states(store, tokens, 0, 1)
-    arena = Arena(LAYERS, HEADS, DIM, 8192)
+    arena = Arena(LAYOUT, 8192)
     before = _private_bytes()
     arena.place([Span(module, 0, tokens)], exact=False)
     assert float(arena.kv[:, :, :, :tokens].sum()) != 0  # touch every page
@@ -119,7 +141,7 @@ def test_mapped_modules_add_little_private_memory(store: StateStore) -> None:
 
 
 def test_memory_behind_the_placed_cells_goes_back(store: StateStore) -> None:
-    arena = Arena(LAYERS, HEADS, DIM, 8192)
+    arena = Arena(LAYOUT, 8192)
     a = states(store, 50, 0, 1)
     arena.place([Span(a, 0, 50)], exact=False)
     arena.kv[:, :, :, arena.append(np.arange(100, 8000, dtype=np.int32))] = 1.0
@@ -131,7 +153,7 @@ def test_memory_behind_the_placed_cells_goes_back(store: StateStore) -> None:
 
 
 def test_there_is_no_room_beyond_the_capacity() -> None:
-    arena = Arena(LAYERS, HEADS, DIM, PAGE)
+    arena = Arena(LAYOUT, PAGE)
     with pytest.raises(ContextLengthError, match=str(PAGE)):
         arena.append(np.arange(PAGE + 1, dtype=np.int32))
 

@@ -4,8 +4,13 @@ The arena is one anonymous mapping, seen by numpy and by ONNX Runtime alike: `[l
 float32. Mapping puts the pages of a module's file over the arena's own (`MAP_FIXED | MAP_PRIVATE`), so that nothing is
 copied, prompts and processes share the pages, and a write never reaches the file.
 
-Invariant: cells are placed from slot 0 on, spans before the run, and no cell of a span is ever written to after it was
-placed. What the last prompt placed can therefore stay, and the next prompt only replaces what differs.
+Cells are placed in position order, from slot 0 on, spans before the run. A file stores a cell at position p in a row
+congruent to p modulo the tokens of a page, so where a prompt leaves no gap, the pages of all its files fit the arena's,
+and only the few rows in front of a file's first whole page are copied. Behind a gap they fit by chance only; then a few
+cells of the piece's end are put before its first, unless the order must be exact.
+
+Invariant: no cell of a span is ever written to after it was placed. What the last prompt placed can therefore stay, and
+the next prompt only replaces what differs.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import IntArray, KVStates, Span
+from edge_pc.backends.base import IntArray, KVLayout, KVStates, Span
 from edge_pc.errors import ContextLengthError, OptionError, StatesError
 
 # Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
@@ -43,7 +48,7 @@ class Piece:
     start: int
     stop: int
     slot: int
-    mapped: bool
+    mapped: bool = False
 
     def same_as(self, other: Piece) -> bool:
         """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
@@ -55,7 +60,7 @@ class Arena:
     """A KV buffer for `capacity` cells.
 
     Args:
-        layers, kv_heads, head_dim: the model's.
+        layout: of the states that are placed, `[layers, 2, kv_heads, tokens, head_dim]`.
         capacity: cells; rounded up so that each head's row starts on a page.
         assembly: `map`, `copy`, or `auto`: whichever is faster for each span.
 
@@ -65,8 +70,10 @@ class Arena:
         cells: slots in use, from 0 on.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, assembly: str = "auto") -> None:
-        self._page_tokens = tokens_per_page(head_dim)
+    def __init__(self, layout: KVLayout, capacity: int, assembly: str = "auto") -> None:
+        layers, _, kv_heads, _, head_dim = layout.shape
+        self._layout = layout
+        self._page_tokens = layout.token_multiple
         self.capacity = -(-capacity // self._page_tokens) * self._page_tokens
         self._row_bytes = self.capacity * head_dim * 4
         self._token_bytes = head_dim * 4
@@ -80,12 +87,15 @@ class Arena:
         self._written = 0  # slots in front of this one have memory of their own, or are mapped
 
     def place(self, spans: Sequence[Span], *, exact: bool) -> None:
-        """Put the spans' cells into slots 0, 1, …; `exact`: by copying, in position order.
+        """Put the spans' cells into slots 0, 1, …
+
+        Args:
+            exact: strictly in position order, so that sums are added up as in full prefill.
 
         Raises:
             StatesError: a file was cut short since it was opened.
         """
-        pieces = in_position_order(spans) if exact else self._mapped_first(spans)
+        pieces = [part for piece in in_position_order(spans) for part in self._parts(piece, exact)]
         kept = _common_prefix(self._pieces, pieces)
         self._unmap(self._pieces[kept:])
         self._pieces = pieces[:kept]
@@ -124,28 +134,21 @@ class Arena:
                 offset, length = start + first * self._token_bytes, (used - first) * self._token_bytes
                 self._memory.madvise(mmap.MADV_DONTNEED, offset, length)
 
-    def _mapped_first(self, spans: Sequence[Span]) -> list[Piece]:
-        """Whole pages of large spans first, so that every slot they start at is a page's; the rest behind them.
+    def _parts(self, piece: Piece, exact: bool) -> list[Piece]:
+        """The piece cut into what is copied and what is mapped."""
+        states, start, stop, slot = piece.states, piece.start, piece.stop, piece.slot
+        shift = (self._row(states, start) - slot) % self._page_tokens
+        head = -(slot + shift) % self._page_tokens
+        mapped = stop - start - shift - head
+        if mapped < self._map_from(slot) or not mappable(states) or (shift and exact):
+            return [piece]
+        parts = [Piece(states, stop - shift, stop, slot), Piece(states, start, start + head, slot + shift)]
+        parts.append(Piece(states, start + head, stop - shift, slot + shift + head, mapped=True))
+        return [part for part in parts if part.stop > part.start]
 
-        A single span keeps its order, since its tail comes right behind its pages.
-        """
-        mapped: list[Piece] = []
-        copied: list[tuple[Span, int]] = []
-        slot = 0
-        for span in spans:
-            whole = span.tokens // self._page_tokens * self._page_tokens
-            if whole < self._map_from(slot) or span.start % self._page_tokens or not mappable(span.states):
-                copied.append((span, span.start))
-                continue
-            mapped.append(Piece(span.states, span.start, span.start + whole, slot, mapped=True))
-            slot += whole
-            if whole < span.tokens:
-                copied.append((span, span.start + whole))
-        pieces = mapped
-        for span, start in copied:
-            pieces.append(Piece(span.states, start, span.stop, slot, mapped=False))
-            slot += span.stop - start
-        return pieces
+    def _row(self, states: KVStates, cell: int) -> int:
+        """Where in the array of `states` a cell lies."""
+        return self._layout.lead(states.position_ids) + cell
 
     def _map_from(self, slot: int) -> int:
         """The number of tokens from which on a piece at `slot` is mapped."""
@@ -158,15 +161,16 @@ class Arena:
             with suppress(FileNotFoundError):  # a file that was removed keeps its data while it is mapped
                 _check_whole(piece.states, piece.states.path.stat().st_size)
         slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
-        self.kv[:, :, :, slots] = piece.states.array[:, :, :, piece.start : piece.stop]
+        rows = slice(self._row(piece.states, piece.start), self._row(piece.states, piece.stop))
+        self.kv[:, :, :, slots] = piece.states.array[:, :, :, rows]
         self.position_ids[slots] = piece.states.position_ids[piece.start : piece.stop]
 
     def _map(self, piece: Piece) -> bool:
         """Map the piece; False when the system refuses, as beyond `vm.max_map_count` mappings."""
         states = piece.states
-        length = (piece.stop - piece.start) * self._token_bytes
+        length = self._mapped_bytes(piece)
         file_row = states.array.shape[3] * self._token_bytes
-        file_start = states.offset + piece.start * self._token_bytes
+        file_start = states.offset + self._row(states, piece.start) * self._token_bytes
         base = self.kv.ctypes.data + piece.slot * self._token_bytes
         try:
             with open(states.path, "rb", buffering=0) as file:  # type: ignore[arg-type]
@@ -184,10 +188,15 @@ class Arena:
         """Put anonymous memory back in place of mapped pages."""
         for piece in pieces:
             if piece.mapped:
-                length = (piece.stop - piece.start) * self._token_bytes
+                length = self._mapped_bytes(piece)
                 base = self.kv.ctypes.data + piece.slot * self._token_bytes
                 for start in self._row_offsets():
                     _map_over(base + start, length, -1, 0)
+
+    def _mapped_bytes(self, piece: Piece) -> int:
+        """Whole pages of one row; what lies behind the piece's last cell belongs to nobody, or to what follows."""
+        pages = -(-(piece.stop - piece.start) // self._page_tokens)
+        return pages * self._page_tokens * self._token_bytes
 
     def _row_offsets(self) -> range:
         return range(0, self.kv.nbytes, self._row_bytes)
@@ -222,7 +231,7 @@ def _check_whole(states: KVStates, file_bytes: int) -> None:
 
 
 def in_position_order(spans: Sequence[Span]) -> list[Piece]:
-    """Cut the spans where another span's cells lie between theirs, and place all pieces by position."""
+    """The spans, cut where another span's cells lie between theirs, one behind the other by position."""
     if not spans:
         return []
     owner = np.repeat(np.arange(len(spans)), [span.tokens for span in spans])
@@ -232,7 +241,7 @@ def in_position_order(spans: Sequence[Span]) -> list[Piece]:
     starts = np.flatnonzero(np.diff(owner, prepend=-1) | (np.diff(cell, prepend=-1) - 1))
     stops = np.append(starts[1:], len(cell))
     return [
-        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=int(a), mapped=False)
+        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=int(a))
         for a, b in zip(starts, stops, strict=True)
     ]
 

@@ -117,11 +117,10 @@ class OnnxContext:
         capacity: int,
         assembly: str,
     ) -> None:
-        spec = backend.spec
         self._backend = backend
         self._running = running
-        self._arena = Arena(spec.layers, spec.kv_heads, spec.head_dim, capacity, assembly)
-        self._forward = Forward(session, spec, self._arena)
+        self._arena = Arena(backend.kv_layout, capacity, assembly)
+        self._forward = Forward(session, backend.spec, self._arena)
         self._dtype = np.dtype(backend.kv_layout.dtype)
 
     @property
@@ -152,8 +151,10 @@ class OnnxContext:
             plan = Plan(plan.spans, np.repeat(plan.token_ids, 2), plan.position_ids[[0, 0]] + np.int32([0, 1]))
         self.prefill(plan, progress)
         layout = self._backend.kv_layout
-        states = np.zeros(layout.array_shape(len(keep)), dtype=self._dtype)
-        states[:, :, :, : len(keep)] = self._arena.kv[:, :, :, plan.cached_tokens + keep]
+        positions = plan.position_ids[keep]
+        states = np.zeros(layout.array_shape(positions), dtype=self._dtype)
+        lead = layout.lead(positions)
+        states[:, :, :, lead : lead + len(keep)] = self._arena.kv[:, :, :, plan.cached_tokens + keep]
         return states
 
     def decode(self, token_id: int, position_id: int) -> Logits:
@@ -170,11 +171,12 @@ def kv_layout(spec: ModelSpec, dtype: str) -> KVLayout:
     """`[layers, 2, kv_heads, tokens, head_dim]`, each head's tokens starting on a page."""
     page_tokens = tokens_per_page(spec.head_dim)
     return KVLayout(
-        name=f"onnx-1-{dtype}-{page_tokens}",
+        name=f"onnx-2-{dtype}-{page_tokens}",
         dtype=dtype,
         shape=(spec.layers, 2, spec.kv_heads, 1, spec.head_dim),
         token_axis=3,
         token_multiple=page_tokens,
+        congruent=True,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
+from edge_pc.backends.onnx.backend import kv_layout
 from edge_pc.backends.onnx.session import Forward, open_session
 from edge_pc.model_spec import ModelSpec
 
@@ -24,7 +25,7 @@ class OnnxFull:
     def __init__(self, folder: Path, threads: int, capacity: int) -> None:
         spec = ModelSpec.load(folder)
         session = open_session(folder, threads=threads, provider="cpu", verbose=False)
-        self._arena = Arena(spec.layers, spec.kv_heads, spec.head_dim, capacity)
+        self._arena = Arena(kv_layout(spec, "float32"), capacity)
         self._forward = Forward(session, spec, self._arena)
 
     def prefill(self, token_ids: IntArray, chunk_tokens: int) -> Logits:

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_pc.bench.paper_models import PAPER_MODELS
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
@@ -107,22 +109,22 @@ def _store_states(section: Section, backend: str, options: BenchOptions, setting
     """Encode the module that all prompts share, and say what it takes on disk; gives its tokens."""
     with open_engine(options, backend, folder) as engine:
         tokens = min(settings.tokens, engine.spec.max_positions - settings.new_tokens - 2)
-        prepared = EngineSubject(engine).prepare(Texts(engine.tokenizer).case(Shape(tokens, settings.new_tokens)))
-        layout = engine.backend.kv_layout
-        stats = [path.stat() for path in prepared.files]
-        section.add(
-            f"{backend}/states",
-            {
-                "kind": "states",
-                "backend": backend,
-                "tokens": tokens,
-                "dtype": layout.dtype,
-                "bytes_per_token": layout.nbytes(tokens) / tokens,
-                "states_bytes": layout.nbytes(tokens),
-                "file_bytes": sum(stat.st_size for stat in stats),
-                "disk_bytes": sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
-            },
-        )
+        subject, layout = EngineSubject(engine), engine.backend.kv_layout
+        case = Texts(engine.tokenizer).case(Shape(tokens, settings.new_tokens))
+        stats = [path.stat() for path in subject.prepare(case).files]
+        _, prompt = subject.lay_out(case)
+        nbytes = sum(layout.nbytes(encoding.kept_position_ids) for encoding in prompt.encodings)
+    row = {
+        "kind": "states",
+        "backend": backend,
+        "tokens": tokens,
+        "dtype": layout.dtype,
+        "bytes_per_token": nbytes / tokens,
+        "states_bytes": nbytes,
+        "file_bytes": sum(stat.st_size for stat in stats),
+        "disk_bytes": sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
+    }
+    section.add(f"{backend}/states", row)
     return tokens
 
 

@@ -56,7 +56,7 @@ class Opened:
             return Miss("other token ids are stored")
         if not np.array_equal(states.position_ids, position_ids):
             return Miss("other position ids are stored")
-        found, shape = states.array, layout.array_shape(len(token_ids))
+        found, shape = states.array, layout.array_shape(position_ids)
         if self.layout != layout.name or found.shape != shape or found.dtype != np.dtype(layout.dtype):
             stored = f"stored as {self.layout} {found.dtype} {found.shape}"
             return Miss(f"{stored}, asked for as {layout.name} {layout.dtype} {shape}")

@@ -124,7 +124,7 @@ class StateStore:
         Args:
             key: the store key, `[a-z0-9]+`.
             layout: the backend's.
-            array: shape `layout.array_shape(len(token_ids))`, dtype `layout.dtype`.
+            array: shape `layout.array_shape(position_ids)`, dtype `layout.dtype`.
             token_ids, position_ids: int32 `[tokens]`; positions ascend strictly.
             model, schema, module: where the states come from, for listings.
 
@@ -133,7 +133,7 @@ class StateStore:
                 is left behind then.
             StatesError: array, ids and layout do not fit together.
         """
-        shape, expected = array.shape, layout.array_shape(len(token_ids))
+        shape, expected = array.shape, layout.array_shape(position_ids)
         if shape != expected or array.dtype != np.dtype(layout.dtype) or layout.dtype not in DESCRIPTORS:
             raise StatesError(f"states of {shape} {array.dtype}, expected {expected} {layout.dtype}")
         array = np.ascontiguousarray(array, dtype=DESCRIPTORS[layout.dtype])
