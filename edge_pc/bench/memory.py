@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_pc.bench.paper_models import PAPER_MODELS
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder

@@ -53,6 +53,11 @@ class Section:
         return settings
 
     @property
+    def command(self) -> str:
+        """The command line that began it."""
+        return str(self._data["command"])
+
+    @property
     def rows(self) -> list[Row]:
         """In the order they were measured; each has its `key`."""
         rows: list[Row] = self._data["rows"]

@@ -57,8 +57,11 @@ def _run_backend(
     progress(0, 0, f"{backend}: searching for full prefill's best settings")
     path = model_path(options, backend)
     search = search_onnx if backend == "onnx" else search_llama
-    threads = thread_counts(options.threads, allowed_cpus())
+    fixed = options.threads or (None if settings.search_threads else allowed_cpus())
+    threads = thread_counts(fixed, allowed_cpus())
     best = search(section, path, threads, settings.search_tokens, settings.search_repeats)
+    baseline = {"backend": backend, "way": "baseline", "settings": best.settings, "own": best.own}
+    section.add(f"{backend}/baseline", baseline)
     with open_engine(options, backend, folder, best.settings["threads"]) as engine:
         positions = engine.spec.max_positions
         texts = Texts(engine.tokenizer)

@@ -36,9 +36,11 @@ class TtftSettings:
         base_cached, base_new: the point around which axes vary.
         repeats: samples of each fast way.
         cold_repeats: samples with the page cache cold.
-        full_budget_s: seconds that full prefill may take at one point: it gets fewer samples where it is slow ...
-        full_repeats: ... but at least this many.
+        budget_s: seconds that one way may take at one point: it gets fewer samples where it is slow (full prefill of
+            thousands of tokens) ...
+        least_repeats: ... but at least this many.
         search_tokens, search_repeats: of the search for full prefill's best settings.
+        search_threads: whether it tries fewer threads than there are CPUs.
     """
 
     lengths: tuple[int, ...] = (16, 32, 64, 128, 512, 1024, 2048, 4096, 8000)
@@ -49,26 +51,28 @@ class TtftSettings:
     base_new: int = 32
     repeats: int = 9
     cold_repeats: int = 3
-    full_budget_s: float = 25.0
-    full_repeats: int = 2
+    budget_s: float = 25.0
+    least_repeats: int = 2
     search_tokens: int = 2048
     search_repeats: int = 2
+    search_threads: bool = True
 
     @classmethod
     def quick(cls) -> TtftSettings:
         """A size that takes about a minute for both backends; enough to see that all works, not to quote."""
         return cls(
-            lengths=(16, 128, 512, 1024),
+            lengths=(16, 128, 512),
             new_tokens=(1, 32),
             shares=(0, 50, 100),
             modules=(1, 4),
-            base_cached=512,
+            base_cached=256,
             repeats=3,
-            cold_repeats=2,
-            full_budget_s=2.0,
-            full_repeats=1,
-            search_tokens=512,
+            cold_repeats=1,
+            budget_s=0.5,
+            least_repeats=1,
+            search_tokens=256,
             search_repeats=1,
+            search_threads=False,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,10 +150,14 @@ class _Point:
         """A row for each way, and one for the encoding if it had to be made."""
         prepared = self.subject.prepare(self.case)
         self._add_encoding(prepared)
-        estimate = full_ms_per_token * self.shape.tokens * _GROWTH_ALLOWANCE
-        full_rounds = affordable_rounds(settings.repeats, estimate, settings.full_budget_s, settings.full_repeats)
+
+        def rounds(computed: int) -> int:
+            estimate = full_ms_per_token * computed * _GROWTH_ALLOWANCE
+            return affordable_rounds(settings.repeats, estimate, settings.budget_s, settings.least_repeats)
+
+        full, reuse = rounds(self.shape.tokens), rounds(self.shape.new)
         with self.subject.ways(self.case) as ways:
-            samples = interleave(ways, {way: full_rounds if way == LAST else settings.repeats for way in ways})
+            samples = interleave(ways, {way: full if way == LAST else reuse for way in ways})
         for way, taken in sorted(samples.items(), key=lambda item: item[0] == LAST):
             row = self._row(prepared, way, "warm") | describe_samples(taken)
             self.section.add(_key(self.backend, self.shape, "warm", way), row)

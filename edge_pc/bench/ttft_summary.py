@@ -105,12 +105,13 @@ def _cold(rows: Sequence[Row], backend: str) -> dict[str, dict[str, float]]:
 
 
 def where_worse(rows: Sequence[Row], backend: str) -> list[dict[str, Any]]:
-    """Points at which reuse took longer than full prefill."""
+    """Points at which reuse took longer than full prefill; `certain` when their quartiles do not overlap."""
     worse = []
     for axis in ("length", "new", "share", "modules"):
         for cached, full in paired(rows, backend, axis, "cached", "full"):
             point = {name: cached[name] for name in ("cached_tokens", "new_tokens", "modules")}
             point |= {"cached_ms": round(ttft(cached), 3), "full_ms": round(ttft(full), 3)}
+            point["certain"] = cached["quartiles_ms"]["ttft"][0] > full["quartiles_ms"]["ttft"][1]
             if ttft(cached) > ttft(full) and point not in worse:
                 worse.append(point)
     return worse

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_pc.cli.bench_options import Measurement, fill, measurement_options
-from edge_pc.cli.options import GroupedCommand, OutputOptions, output_options
+from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
 
 if TYPE_CHECKING:
     from edge_pc.bench.report import Section
 
-_ELSEWHERE = {"compare": "bench_output:compare", "report": "bench_output:report"}
+_ELSEWHERE = {"report": "bench_output:report", "compare": "bench_output:compare"}
 
 
 class Benches(click.Group):
-    """The benches in the order of a reader's needs; those in other files are imported when they are needed."""
+    """The benches in the order of a reader's needs; commands in another file are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *_ELSEWHERE]
@@ -41,33 +42,33 @@ def bench() -> None:
     """
 
 
+datasets_argument = click.argument("datasets", metavar="DATASET.jsonl[.gz]...", nargs=-1, required=True)
+
+
+@bench.command("all", cls=GroupedCommand)
+@click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+@measurement_options
+@output_options
+def all_benches(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
+    """Run all benches, one after the other, and make the page. Accuracy needs data sets."""
+    out = Output(output)
+    for name in ("ttft", "encode", "memory", "cases", "fidelity", "accuracy"):
+        if name != "accuracy" or datasets:
+            _run(name, measurement, out, datasets)
+    from edge_pc.bench.page import page
+    from edge_pc.bench.report import Report
+
+    report = Path(measurement.report)
+    report.with_suffix(".html").write_text(page(Report.load(report)), encoding="utf-8")
+    out.note(f"wrote {report.with_suffix('.html')}")
+
+
 @bench.command(cls=GroupedCommand)
 @measurement_options
 @output_options
 def ttft(measurement: Measurement, output: OutputOptions) -> None:
-    """Time to the first token: reuse, full prefill, the limit, and llama.cpp's own ways.
-
-    About 15 minutes for both backends on two cores; --quick: one.
-    """
-    from edge_pc.bench.run_ttft import SECTION, run_ttft
-    from edge_pc.bench.ttft import TtftSettings
-    from edge_pc.bench.ttft_summary import findings
-
-    out = Output(output)
-    settings = TtftSettings.quick() if measurement.quick else TtftSettings()
-    _say(out, fill(SECTION, run_ttft, settings, measurement, out), findings)
-
-
-@bench.command(cls=GroupedCommand)
-@measurement_options
-@output_options
-def memory(measurement: Measurement, output: OutputOptions) -> None:
-    """Bytes per token, disk, and what prompts share that are open at once."""
-    from edge_pc.bench.memory import SECTION, MemorySettings, findings, run_memory
-
-    out = Output(output)
-    settings = MemorySettings.quick() if measurement.quick else MemorySettings()
-    _say(out, fill(SECTION, run_memory, settings, measurement, out), findings)
+    """Time to the first token: reuse, full prefill, the limit, llama.cpp's own ways."""
+    _run("ttft", measurement, Output(output))
 
 
 @bench.command(cls=GroupedCommand)
@@ -75,14 +76,95 @@ def memory(measurement: Measurement, output: OutputOptions) -> None:
 @output_options
 def encode(measurement: Measurement, output: OutputOptions) -> None:
     """Speed of encoding a schema, against full prefill of as many tokens."""
-    from edge_pc.bench.encode import SECTION, EncodeSettings, findings, run_encode
-
-    out = Output(output)
-    settings = EncodeSettings.quick() if measurement.quick else EncodeSettings()
-    _say(out, fill(SECTION, run_encode, settings, measurement, out), findings)
+    _run("encode", measurement, Output(output))
 
 
-def _say(out: Output, section: Section, findings: Callable[[dict[str, Any]], list[str]]) -> None:
-    """What a bench found, in sentences, on stdout."""
-    for line in findings(section.summary):
+@bench.command(cls=GroupedCommand)
+@measurement_options
+@output_options
+def memory(measurement: Measurement, output: OutputOptions) -> None:
+    """Bytes per token, disk, and what prompts share that are open at once."""
+    _run("memory", measurement, Output(output))
+
+
+@bench.command(cls=GroupedCommand)
+@measurement_options
+@output_options
+def cases(measurement: Measurement, output: OutputOptions) -> None:
+    """The paper's applications on the ready schemas: times, and both answers."""
+    _run("cases", measurement, Output(output))
+
+
+@bench.command(cls=GroupedCommand)
+@click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+@measurement_options
+@output_options
+def fidelity(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
+    """How close reuse is to full prefill, and under which conditions it is not.
+
+    Data sets are questions about several documents; without any, only parameters are measured.
+    """
+    _run("fidelity", measurement, Output(output), datasets)
+
+
+@bench.command(cls=GroupedCommand)
+@datasets_argument
+@option("--items", type=click.IntRange(min=1), metavar="N", help="Only the first N of each data set.")
+@measurement_options
+@output_options
+def accuracy(datasets: tuple[str, ...], items: int | None, measurement: Measurement, output: OutputOptions) -> None:
+    """Right answers with reuse and without, on questions about documents.
+
+    Takes the format of LongBench, and lines with `input`, `docs` and `answers`.
+    """
+    _run("accuracy", measurement, Output(output), datasets, items)
+
+
+def _run(
+    name: str, measurement: Measurement, out: Output, datasets: tuple[str, ...] = (), items: int | None = None
+) -> None:
+    """Fill one section and say on stdout what was found."""
+    run, kind, findings = _bench(name)
+    changes = {"items": items} if items else {}
+    settings = kind.quick() if measurement.quick else kind(**changes)
+    if name in ("fidelity", "accuracy"):
+        run = partial(run, datasets=[Path(path) for path in datasets])
+    for line in findings(fill(name, run, settings, measurement, out)):
         out.answer(line + "\n")
+
+
+def _bench(name: str) -> tuple[Any, Any, Any]:
+    """(what runs it, its settings' class, section → sentences) of a bench."""
+    if name == "ttft":
+        from edge_pc.bench import ttft_summary
+        from edge_pc.bench.run_ttft import run_ttft
+        from edge_pc.bench.ttft import TtftSettings
+
+        return run_ttft, TtftSettings, _of_summary(ttft_summary.findings)
+    if name == "encode":
+        from edge_pc.bench import encode
+
+        return encode.run_encode, encode.EncodeSettings, _of_summary(encode.findings)
+    if name == "memory":
+        from edge_pc.bench import memory
+
+        return memory.run_memory, memory.MemorySettings, _of_summary(memory.findings)
+    if name == "cases":
+        from edge_pc.bench import cases
+
+        return cases.run_cases, cases.CasesSettings, cases.findings
+    if name == "fidelity":
+        from edge_pc.bench import fidelity, fidelity_summary
+
+        return fidelity.run_fidelity, fidelity.FidelitySettings, _of_summary(fidelity_summary.findings)
+    from edge_pc.bench import accuracy
+
+    return accuracy.run_accuracy, accuracy.AccuracySettings, accuracy.findings
+
+
+def _of_summary(findings: Any) -> Any:
+    def of_section(section: Section) -> list[str]:
+        lines: list[str] = findings(section.summary)
+        return lines
+
+    return of_section

@@ -1,0 +1,302 @@
+"""Tables of a report, as data: the page and the comparison write them as HTML or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_pc.bench.charts import BACKEND_NAMES, WAY_NAMES, ordered_backends
+from edge_pc.bench.report import Report, Row, Section
+from edge_pc.bench.ttft_summary import OTHER_WAYS, rows_of, ttft
+from edge_pc.sizes import format_size
+
+PAPER_NOTE = (
+    "The paper's own figures: 20 to 70 × on CPUs at about 5000 tokens (Fig. 4), full prefill growing quadratically "
+    "and reuse linearly with length (Fig. 5)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; columns whose name starts with `>` hold numbers and stand to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table as Markdown, its title above it and its note below."""
+        rule = [" ---: " if column.startswith(">") else " --- " for column in self.columns]
+        lines = [f"**{self.title}**", "", _markdown_row([c.lstrip(">") for c in self.columns]), f"|{'|'.join(rule)}|"]
+        lines += [_markdown_row(row) for row in self.rows]
+        return "\n".join(lines + (["", self.note] if self.note else []))
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def machine_table(reports: Sequence[Report]) -> Table:
+    """The machines side by side, one a column."""
+    names = (
+        "what",
+        *(f"machine {letter(index)}" if len(reports) > 1 else "this machine" for index in range(len(reports))),
+    )
+    facts = [_machine_facts(report) for report in reports]
+    return Table("Machine", names, [(name, *(found[name] for found in facts)) for name in facts[0]])
+
+
+def letter(index: int) -> str:
+    """A, B, C, …"""
+    return chr(ord("A") + index)
+
+
+def _machine_facts(report: Report) -> dict[str, str]:
+    machine, model = report.machine, report.settings["model"]
+    rates, kernels = machine["rates"], machine["kernels"]
+    allowed, memory = machine["allowed_memory_bytes"], machine["memory_bytes"]
+    threads = [f"{BACKEND_NAMES[row['backend']]} {row['settings']['threads']}" for row in _baselines(report)]
+    return {
+        "processor": f"{machine['vendor']} {machine['cpu']}".strip(),
+        "family/model/stepping": machine["family"] or "not known",
+        "instruction sets": ", ".join(machine["instruction_sets"]),
+        "in use by ONNX Runtime": kernels["onnx"],
+        "in use by llama.cpp": kernels["llamacpp"].replace(" = 1 |", "").replace(" |", "") or "not installed",
+        "cores": f"{machine['allowed_cores']} allowed of {machine['cores']}",
+        "threads": ", ".join(threads) or str(report.settings["threads"]),
+        "memory": f"{format_size(memory)}" + (f", {format_size(allowed)} allowed" if allowed < memory else ""),
+        "measured bandwidth": f"copy {rates['copy_gbps']} GB/s, read {rates['read_gbps']} GB/s",
+        "measured arithmetic": f"int8 blocks {rates['int8_gflops']}, float32 {rates['float32_gflops']} GFLOP/s",
+        "governor": machine["governor"] or "not readable",
+        "system": f"{machine['system']}, {machine['architecture']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+        "model": f"{model['name']}: {model['layers']} layers, {model['heads']} heads, {model['kv_heads']} KV heads of "
+        f"{model['head_dim']}, {model['max_positions']} positions",
+        "measured": report.created,
+    }
+
+
+def _baselines(report: Report) -> list[Row]:
+    section = report.sections.get("ttft")
+    return [row for row in section.rows if row["way"] == "baseline"] if section else []
+
+
+def length_tables(section: Section) -> list[Table]:
+    """TTFT over cached length, a table for each backend."""
+    return [_length_table(section, backend) for backend in ordered_backends(section.rows)]
+
+
+def _length_table(section: Section, backend: str) -> Table:
+    rows, summary = section.rows, section.summary.get(backend, {})
+    by_way = {
+        way: {row["cached_tokens"]: row for row in rows_of(rows, backend, "length", way)}
+        for way in ("full", "cached", "again", "in_place", *OTHER_WAYS)
+    }
+    ways = [way for way, found in by_way.items() if found]
+    columns = ["> cached tokens", *(f"> {WAY_NAMES[way]} (ms)" for way in ways)]
+    columns += ["> speed-up", "> reuse / limit", "> later token (ms)", "> uses to pay"]
+    lines = []
+    for length, cached in by_way["cached"].items():
+        cells = [str(length), *(_median_and_spread(by_way[way].get(length)) for way in ways)]
+        key = str(length)
+        uses = summary.get("uses_to_pay", {}).get(key, "")
+        cells += [
+            _number(summary.get("speed_up", {}).get(key), "×"),
+            _number(summary.get("to_limit", {}).get(key), "×"),
+            f"{cached['median_ms']['later_token']:.1f}",
+            "never" if uses is None else str(uses),
+        ]
+        lines.append(tuple(cells))
+    note = "Median and quartiles; 32 new tokens, one module. Full prefill has few samples where it takes seconds."
+    return Table(f"{BACKEND_NAMES[backend]}: time to first token", tuple(columns), lines, note)
+
+
+def _median_and_spread(row: Row | None) -> str:
+    if row is None:
+        return ""
+    low, high = row["quartiles_ms"]["ttft"]
+    return f"{_short(ttft(row))} [{_short(low)}, {_short(high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.2f} {unit}"
+
+
+def stages_table(section: Section) -> Table:
+    """What each cached TTFT is made of."""
+    lines = []
+    for backend in ordered_backends(section.rows):
+        for axis in ("length", "new", "share", "modules"):
+            for row in rows_of(section.rows, backend, axis, "cached"):
+                stages = [f"{row['median_ms'][stage]:.2f}" for stage in ("parse", "assembly", "forward", "ttft")]
+                point = tuple(str(row[name]) for name in ("cached_tokens", "new_tokens", "modules"))
+                lines.append((BACKEND_NAMES[backend], *point, *stages))
+    columns = ("backend", *(f"> {name}" for name in ("cached", "new", "modules")))
+    columns += tuple(f"> {stage} (ms)" for stage in ("parse", "assembly", "forward", "TTFT"))
+    return Table("Stages of reuse, medians", columns, list(dict.fromkeys(lines)))
+
+
+def search_table(section: Section) -> Table:
+    """What the search for full prefill's best settings tried, and what it chose."""
+    chosen = {row["backend"]: row["settings"] for row in section.rows if row["way"] == "baseline"}
+    lines = [
+        (
+            BACKEND_NAMES[row["backend"]],
+            ", ".join(f"{name} {value}" for name, value in row["settings"].items()),
+            f"{row['tokens'] / row['median_ms']['forward'] * 1e3:,.0f}",
+            "chosen" if row["settings"] == chosen.get(row["backend"]) else "",
+        )
+        for row in section.rows
+        if row["way"] == "search"
+    ]
+    note = "The engine's own settings come first and are kept unless others are faster by more than 2 %."
+    return Table("Search for full prefill's best settings", ("backend", "settings", "> tokens/s", ""), lines, note)
+
+
+def worse_table(section: Section) -> Table:
+    """Where reuse took longer than full prefill."""
+    lines = []
+    for backend in ordered_backends(section.rows):
+        for point in section.summary.get(backend, {}).get("where_worse", []):
+            numbers = tuple(str(point[name]) for name in ("cached_tokens", "new_tokens", "modules"))
+            times = (_short(point["cached_ms"]), _short(point["full_ms"]))
+            certain = "yes" if point["certain"] else "within the spread"
+            lines.append((BACKEND_NAMES[backend], *numbers, *times, certain))
+    columns = ("backend", "> cached", "> new", "> modules", "> reuse (ms)", "> full prefill (ms)", "certain")
+    return Table("Slower with reuse", columns, lines, "" if lines else "At no point that was measured.")
+
+
+def memory_tables(section: Section) -> list[Table]:
+    """Memory of prompts that are open at once, and bytes per token."""
+    return [_prompts_table(section), _states_table(section), _paper_table(section)]
+
+
+def _prompts_table(section: Section) -> Table:
+    lines = []
+    for row in section.rows:
+        if row["kind"] not in ("one process", "processes"):
+            continue
+        sizes = ("rss_bytes", "pss_bytes", "private_dirty_bytes", "private_clean_bytes", "shared_bytes")
+        cells = [row["skipped"]] if "skipped" in row else [format_size(row[size]) for size in sizes]
+        padded = tuple(cells + [""] * (len(sizes) - len(cells)))
+        lines.append((BACKEND_NAMES[row["backend"]], row["kind"], str(row["prompts"]), *padded))
+    columns = ("backend", "prompts in", "> prompts", "> RSS", "> PSS", "> private dirty", "> private clean", "> shared")
+    note = (
+        "Sums over all processes, the model included; 0 prompts: the engine opened and warm. PSS counts each page "
+        "once, shared out among those that map it. Only private dirty pages cannot be dropped."
+    )
+    return Table("Prompts open at once over the same cached tokens", columns, lines, note)
+
+
+def _states_table(section: Section) -> Table:
+    lines = [
+        (
+            BACKEND_NAMES[row["backend"]],
+            row["dtype"],
+            str(row["tokens"]),
+            f"{row['bytes_per_token']:,.0f}",
+            format_size(row["file_bytes"]),
+            format_size(row["disk_bytes"]),
+        )
+        for row in section.rows
+        if row["kind"] == "states"
+    ]
+    columns = ("backend", "dtype", "> tokens", "> bytes per token", "> file", "> on disk")
+    return Table("Stored states", columns, lines)
+
+
+def _paper_table(section: Section) -> Table:
+    lines = [
+        (row["model"], f"{row['figure_mb']:.2f}", f"{row['calculated_mb']:.2f}", f"{row['stored_bytes_per_token']:,}")
+        for row in section.rows
+        if row["kind"] == "calculated"
+    ]
+    columns = ("model", "> paper, MB per token", "> calculated", "> bytes that need to be stored")
+    note = (
+        "16 bit. The paper counts all attention heads: 2 × layers × heads × head size × 2 bytes, in MiB cut off after "
+        "two digits. Models with grouped or multi-query attention need to store their KV heads only (last column)."
+    )
+    return Table("Bytes per token of the models in the paper's Table 2", columns, lines, note)
+
+
+def encode_table(section: Section) -> Table:
+    """Speed of encoding against full prefill."""
+    speeds: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in section.rows:
+        speeds.setdefault((row["backend"], row["tokens"], row["modules"]), {})[row["way"]] = row["tokens_per_s"]
+    lines = [
+        (BACKEND_NAMES[backend], str(tokens), str(modules), f"{way['encode']:,.0f}", f"{way['prefill']:,.0f}",
+         f"{way['encode'] / way['prefill']:.2f}", f"{100 * way['encode'] / way['write']:.0f} %")
+        for (backend, tokens, modules), way in speeds.items()
+    ]  # fmt: skip
+    columns = ("backend", "> tokens", "> modules", "> encode (tokens/s)", "> full prefill (tokens/s)", "> ratio")
+    note = "Encoding includes writing to disk. Modules do not attend to one another: several are less work than one."
+    return Table("Encoding a schema", (*columns, "> of it writing"), lines, note)
+
+
+def accuracy_table(section: Section) -> Table:
+    """Each data set's metrics both ways."""
+    lines = []
+    for name, found in section.summary.items():
+        for metric, score in found.get("scores", {}).items():
+            test = score["test"]
+            cells = (_percent(score["full"]), _percent(score["cached"]), _percent(test["difference"], sign="+"))
+            own = " (its own)" if metric == found["metric"] else ""
+            lines.append((name, str(found["items"]), metric + own, *cells, f"{test['p_value']:.2f}"))
+    columns = ("data set", "> items", "metric", "> full prefill", "> reuse", "> difference", "> p")
+    note = "Percent, with 95 % bootstrap intervals; p of a paired sign-flip test."
+    return Table("Accuracy", columns, lines, note)
+
+
+def _percent(interval: dict[str, float], sign: str = "") -> str:
+    mean, low, high = (100 * interval[name] for name in ("mean", "low", "high"))
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def fidelity_table(section: Section) -> Table:
+    """The operating envelope."""
+    lines = []
+    for found in section.summary.get("conditions", []):
+        loss = found["loss_nats_per_token"]
+        lines.append(
+            (
+                found["group"], found["condition"], str(found["items"]), _interval(found["kl"]),
+                _interval(loss) if loss else "", f"{found['same_first_token']:.0%}", f"{found['same_answer']:.0%}",
+                "yes" if found["close"] else "no",
+            )
+        )  # fmt: skip
+    columns = ("group", "condition", "> items", "> KL (nats)", "> loss (nats per token)")
+    note = "Against full prefill; 95 % intervals. Loss: log-likelihood per token that the right answer loses."
+    return Table("Fidelity", (*columns, "> same first token", "> same answer", "close"), lines, note)
+
+
+def _interval(interval: dict[str, float]) -> str:
+    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
+
+
+def cases_table(section: Section) -> Table:
+    """The paper's applications: times both ways, and both answers."""
+    lines = [
+        (
+            BACKEND_NAMES[row["backend"]], row["title"], f"{row['cached_tokens']} + {row['computed_tokens']}",
+            _short(row["full_ttft_ms"]), _short(row["cached_ttft_ms"]), f"{row['speed_up']:.1f} ×", f"{row['kl']:.3f}",
+            row["full"]["text"], row["cached"]["text"],
+        )
+        for row in section.rows
+    ]  # fmt: skip
+    columns = ("backend", "case", "> cached + computed", "> full (ms)", "> reuse (ms)", "> speed-up", "> KL")
+    return Table("Applications", (*columns, "answer, full prefill", "answer, reuse"), lines)
+
+
+SECTION_TABLES: dict[str, Any] = {
+    "encode": encode_table,
+    "fidelity": fidelity_table,
+    "accuracy": accuracy_table,
+    "cases": cases_table,
+}
