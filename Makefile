@@ -10,7 +10,7 @@ DEMO_STATES := .edge-pc-demo
 DEMO_FILES := docs/demo/hostel.md
 DEMO_ASK := $(EDGE_PC) ask --cache-dir $(DEMO_STATES) --max-tokens 48 --stats
 
-.PHONY: demo test lint docs bench bench-quick clean
+.PHONY: demo test lint docs transcript bench bench-quick clean
 
 demo: $(VENV)/.core
 	@echo "== Getting SmolLM2-135M-Instruct (93 MB) and making an ONNX model of it; both are kept"
@@ -37,11 +37,27 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.core
 	$(BIN)/python docs/make_cli_reference.py
 
-bench: $(VENV)/.dev
-	$(EDGE_PC) bench
+# Real numbers for README.md: run it on a machine that does nothing else.
+transcript: $(VENV)/.core
+	@$(EDGE_PC) pull smollm2
+	@$(EDGE_PC) export smollm2
+	$(BIN)/python docs/make_transcript.py
 
-bench-quick: $(VENV)/.dev
-	$(EDGE_PC) bench --quick
+# What is there already is not measured again: after Ctrl-C, `make bench` goes on. Accuracy needs data sets:
+# make bench DATASETS="a.jsonl.gz b.jsonl.gz"
+RESULTS ?= docs/results/report.json
+DATASETS ?=
+
+bench: $(VENV)/.bench
+	@$(EDGE_PC) pull smollm2
+	@$(EDGE_PC) export smollm2
+	$(EDGE_PC) bench all $(DATASETS) --report $(RESULTS)
+
+bench-quick: $(VENV)/.bench
+	@$(EDGE_PC) pull smollm2
+	@$(EDGE_PC) export smollm2
+	@rm -rf build/bench-quick && mkdir -p build/bench-quick
+	$(EDGE_PC) bench all --quick --report build/bench-quick/report.json
 
 clean:
 	rm -rf $(VENV) $(DEMO_STATES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
@@ -50,7 +66,9 @@ clean:
 $(VENV)/.core: EXTRAS :=
 $(VENV)/.test: EXTRAS := [test]
 $(VENV)/.dev: EXTRAS := [dev]
-$(VENV)/.core $(VENV)/.test $(VENV)/.dev: pyproject.toml
+# llama-cpp-python has no wheels: it is compiled, which takes some minutes.
+$(VENV)/.bench: EXTRAS := [plot,llamacpp]
+$(VENV)/.core $(VENV)/.test $(VENV)/.dev $(VENV)/.bench: pyproject.toml
 	@echo "== Installing edge-prompt-cache$(EXTRAS) into $(VENV) (only when pyproject.toml has changed)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(EXTRAS)"

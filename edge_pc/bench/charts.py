@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge_pc.bench.names import BACKEND_NAMES, WAY_NAMES
 from edge_pc.bench.report import Row
 from edge_pc.bench.ttft_summary import OTHER_WAYS, paired, rows_of, ttft
 from edge_pc.errors import MissingDependencyError
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BACKEND_NAMES = {"onnx": "ONNX Runtime", "llamacpp": "llama.cpp"}
-WAY_NAMES = {
-    "full": "full prefill",
-    "cached": "reuse",
-    "again": "reuse, same modules again",
-    "in_place": "limit (in place)",
-    "state_file": "its own state file",
-    "load_state": "load_state",
-    "ram_cache": "LlamaRAMCache",
-}
 # Of the paper's Figure 4: speed-ups on CPUs at about 5000 tokens.
 _PAPER_TOKENS, _PAPER_LOW, _PAPER_HIGH = 5000, 20, 70
 _STAGES = ("parse", "assembly", "forward")
@@ -35,14 +26,15 @@ _GREYS = ("#ffffff", "#d9d9d9", "#a6a6a6", "#737373", "#404040")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a line is drawn."""
+    """How a line is drawn; `fill` is the inside of its markers."""
 
     color: str
     dashes: str
     marker: str
+    fill: str = "white"
 
 
-# Colour tells the backend, dashes and marker tell the way.
+# Colour and filled or open markers tell the backend, dashes and the marker's form tell the way.
 _COLORS = {"onnx": "#0b4f8a", "llamacpp": "#b3541e"}
 _WAYS = {
     "full": ("-", "s"),
@@ -57,7 +49,8 @@ _WAYS = {
 
 def style(backend: str, way: str) -> Style:
     dashes, marker = _WAYS[way]
-    return Style(_COLORS.get(backend, "#333333"), dashes, marker)
+    color = _COLORS[backend]
+    return Style(color, dashes, marker, color if backend == "onnx" else "white")
 
 
 def new_figure(columns: int = 1, height: float = 4.0) -> tuple[Figure, list[Axes]]:
@@ -108,7 +101,7 @@ def length_chart(rows: Sequence[Row], backends: Sequence[str]) -> Figure:
             ratios,
             [row["cached_tokens"] for row, _ in pairs],
             [ttft(full) / ttft(cached) for cached, full in pairs],
-            style(backend, "cached") if backend == "onnx" else Style(_COLORS[backend], ":", "s"),
+            style(backend, "cached"),
             BACKEND_NAMES[backend],
         )
     log_axes(times, "cached tokens (32 new tokens)", "time to first token (ms)")
@@ -214,7 +207,7 @@ def plot_line(axes: Axes, x: Sequence[float], y: Sequence[float], drawn: Style, 
     if len(x):
         axes.plot(
             x, y, linestyle=drawn.dashes, marker=drawn.marker, color=drawn.color, label=label, markersize=5,
-            markerfacecolor="white", linewidth=1.4,
+            markerfacecolor=drawn.fill, linewidth=1.4,
         )  # fmt: skip
 
 
@@ -233,14 +226,10 @@ def log_axes(axes: Axes, x: str, y: str) -> None:
 
 
 def _plain_numbers(axis: Any) -> None:
-    """1000, not 10³."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """1000, not 10³; on axes of base 10 also 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    if axis.get_transform().base == 10:
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def ordered_backends(rows: Iterable[Row]) -> list[str]:
-    """The backends in the rows, in the order of our names for them."""
-    found = {row["backend"] for row in rows if "backend" in row}
-    return [backend for backend in BACKEND_NAMES if backend in found]

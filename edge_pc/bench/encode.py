@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
 from edge_pc.bench.subject import EngineSubject
@@ -133,7 +134,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 def findings(summary: dict[str, Any]) -> list[str]:
     """The summary in sentences, for people."""
     return [
-        f"{backend}: {shape}: encoded at {found['speed_ratio']:.2f} x the speed of full prefill, "
+        f"{BACKEND_NAMES[backend]}: {shape}: encoded at {found['speed_ratio']:.2f} x the speed of full prefill, "
         f"writing took {found['write_share']:.0%} of the time"
         for backend, shapes in summary.items()
         for shape, found in shapes.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_pc.bench import charts, explain
-from edge_pc.bench.charts import BACKEND_NAMES
+from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
 from edge_pc.bench.page import document, figure, table_html
 from edge_pc.bench.report import Report
 from edge_pc.bench.tables import Table, letter, machine_table
@@ -69,7 +69,7 @@ def _check(reports: Sequence[Report]) -> list[str]:
             raise OptionError(f"{report.path} has no times to first token", hint="run edge-pc bench ttft there")
         if report.settings["model"] != reports[0].settings["model"]:
             raise OptionError(f"{report.path} was measured with another model than {reports[0].path}")
-        found = set(charts.ordered_backends(report.sections["ttft"].rows))
+        found = set(ordered_backends(report.sections["ttft"].rows))
         common = found if common is None else common & found
     if not common:
         raise OptionError("the reports have no backend in common")
@@ -126,11 +126,10 @@ def curves(reports: Sequence[Report], backends: Sequence[str]) -> Figure:
             full = {r["cached_tokens"]: ttft(r) for r in rows_of(rows, backend, "length", "full")}
             cached = {r["cached_tokens"]: ttft(r) for r in rows_of(rows, backend, "length", "cached")}
             dashes, marker = _MACHINES[index % len(_MACHINES)]
-            look = charts.Style(_TINTS[index % len(_TINTS)], dashes, marker)
-            name = letter(index)
+            tint, name = _TINTS[index % len(_TINTS)], letter(index)
+            look, filled = charts.Style(tint, dashes, marker), charts.Style(tint, dashes, marker, tint)
             charts.plot_line(times, list(full), list(full.values()), look, f"{name}: full prefill")
-            thin = charts.Style("#888888" if index else "#111111", dashes, marker)
-            charts.plot_line(times, list(cached), list(cached.values()), thin, f"{name}: reuse")
+            charts.plot_line(times, list(cached), list(cached.values()), filled, f"{name}: reuse")
             shared = [length for length in cached if length in full]
             charts.plot_line(ratios, shared, [full[n] / cached[n] for n in shared], look, name)
         charts.log_axes(times, "cached tokens (32 new tokens)", "time to first token (ms)")

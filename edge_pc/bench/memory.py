@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.paper_models import PAPER_MODELS
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
@@ -225,7 +226,7 @@ def findings(summary: dict[str, Any]) -> list[str]:
         for prompts, added in found.items():
             private, pss, copies = (format_size(max(0, size)) for size in added.values())
             lines.append(
-                f"{backend}: {prompts} prompt(s) at once add {private} private memory ({pss} with their part of shared "
-                f"pages); copies would take {copies}"
+                f"{BACKEND_NAMES[backend]}: {prompts} prompt(s) at once add {private} private memory "
+                f"({pss} with their part of shared pages); copies would take {copies}"
             )
     return lines

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from edge_pc.bench import charts, explain
+from edge_pc.bench import charts, explain, memory, ttft_summary
+from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.tables import (
     PAPER_NOTE,
@@ -19,7 +20,6 @@ from edge_pc.bench.tables import (
     stages_table,
     worse_table,
 )
-from edge_pc.bench.ttft_summary import findings as ttft_findings
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 1120px; margin: 2em auto;
@@ -28,7 +28,8 @@ h1 { font-size: 1.7em; margin-bottom: 0.2em; } h2 { margin-top: 2.2em; border-bo
 h3 { margin: 1.6em 0 0.4em; font-size: 1.05em; }
 table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { padding: 3px 9px; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid #333; } .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th { border-bottom: 1px solid #333; vertical-align: bottom; } td { white-space: pre-line; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: pre; }
 img { width: 100%; height: auto; } figure { margin: 1em 0; } figcaption, .note { color: #444; font-size: 13px; }
 code { background: #f2f2f2; padding: 0 4px; overflow-wrap: anywhere; } li { margin: 0.2em 0; }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
@@ -78,11 +79,11 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def _ttft(report: Report, section: Section) -> list[str]:
-    backends = charts.ordered_backends(section.rows)
+    backends = ordered_backends(section.rows)
     rows = section.rows
     parts = [
         "<h2>Time to the first token</h2>",
-        _list(ttft_findings(section.summary)),
+        _list(ttft_summary.findings(ttft_summary.summarize(rows))),
         figure(charts.length_chart(rows, backends), "Over cached length, on logarithmic axes. " + PAPER_NOTE),
         *[table_html(table) for table in length_tables(section)],
         figure(
@@ -90,7 +91,6 @@ def _ttft(report: Report, section: Section) -> list[str]:
             "Over the length of the prompt's own text, and over the share of it that comes from modules.",
         ),
         figure(charts.stages_chart(rows, backends), "What reuse is made of: by number of modules, and by page cache."),
-        "<h3>Where reuse is worse</h3>",
         table_html(worse_table(section)),
         _WORSE,
         "<h3>What is timed</h3>",
@@ -100,13 +100,13 @@ def _ttft(report: Report, section: Section) -> list[str]:
         "<h3>What the times are made of</h3>",
     ]
     fits = {backend: explain.fit([report], backend) for backend in backends}
-    sentences = [f"{charts.BACKEND_NAMES[name]}: {explain.sentence(fit)}." for name, fit in fits.items() if fit]
+    sentences = [f"{BACKEND_NAMES[name]}: {explain.sentence(fit)}." for name, fit in fits.items() if fit]
     return [*parts, _list(sentences)]
 
 
 def _memory(section: Section) -> list[str]:
     drawn, (axes,) = charts.new_figure()
-    groups, added, copies = _added(section.summary)
+    groups, added, copies = _added(memory.summarize(section.rows))
     parts = ["<h2>Memory</h2>"]
     if groups:
         charts.grouped_bars(axes, groups, {"private memory that prompts add": added, "as copies": copies})
@@ -122,7 +122,7 @@ def _added(summary: dict[str, Any]) -> tuple[list[str], list[float], list[float]
     for backend, found in summary.items():
         if isinstance(found, dict):
             for prompts, sizes in found.items():
-                groups.append(f"{charts.BACKEND_NAMES[backend]}\n{prompts}")
+                groups.append(f"{BACKEND_NAMES[backend]}\n{prompts}")
                 added.append(max(0, sizes["added_private_bytes"]) / 2**20)
                 copies.append(sizes["copies_would_take_bytes"] / 2**20)
     return groups, added, copies

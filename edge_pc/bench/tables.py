@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_pc.bench.charts import BACKEND_NAMES, WAY_NAMES, ordered_backends
+from edge_pc.bench.names import BACKEND_NAMES, WAY_NAMES, ordered_backends
 from edge_pc.bench.report import Report, Row, Section
-from edge_pc.bench.ttft_summary import OTHER_WAYS, rows_of, ttft
+from edge_pc.bench.ttft_summary import OTHER_WAYS, rows_of, summarize, ttft, where_worse
 from edge_pc.sizes import format_size
 
 PAPER_NOTE = (
@@ -89,7 +89,7 @@ def length_tables(section: Section) -> list[Table]:
 
 
 def _length_table(section: Section, backend: str) -> Table:
-    rows, summary = section.rows, section.summary.get(backend, {})
+    rows, summary = section.rows, summarize(section.rows)[backend]
     by_way = {
         way: {row["cached_tokens"]: row for row in rows_of(rows, backend, "length", way)}
         for way in ("full", "cached", "again", "in_place", *OTHER_WAYS)
@@ -109,15 +109,22 @@ def _length_table(section: Section, backend: str) -> Table:
             "never" if uses is None else str(uses),
         ]
         lines.append(tuple(cells))
-    note = "Median and quartiles; 32 new tokens, one module. Full prefill has few samples where it takes seconds."
+    note = (
+        "Median and quartiles; 32 new tokens, one module. Full prefill has few samples where it takes seconds "
+        f"({_fewest(by_way['full'].values())} at least). Reuse again: the prompt before had the same modules."
+    )
     return Table(f"{BACKEND_NAMES[backend]}: time to first token", tuple(columns), lines, note)
+
+
+def _fewest(rows: Iterable[Row]) -> int:
+    return min((len(row["samples_ms"]["ttft"]) for row in rows), default=0)
 
 
 def _median_and_spread(row: Row | None) -> str:
     if row is None:
         return ""
     low, high = row["quartiles_ms"]["ttft"]
-    return f"{_short(ttft(row))} [{_short(low)}, {_short(high)}]"
+    return f"{_short(ttft(row))}\n[{_short(low)}, {_short(high)}]"
 
 
 def _short(value: float) -> str:
@@ -163,13 +170,14 @@ def worse_table(section: Section) -> Table:
     """Where reuse took longer than full prefill."""
     lines = []
     for backend in ordered_backends(section.rows):
-        for point in section.summary.get(backend, {}).get("where_worse", []):
+        for point in where_worse(section.rows, backend):
             numbers = tuple(str(point[name]) for name in ("cached_tokens", "new_tokens", "modules"))
             times = (_short(point["cached_ms"]), _short(point["full_ms"]))
-            certain = "yes" if point["certain"] else "within the spread"
+            certain = "yes" if point["certain"] else "no: within the spread, or one sample"
             lines.append((BACKEND_NAMES[backend], *numbers, *times, certain))
     columns = ("backend", "> cached", "> new", "> modules", "> reuse (ms)", "> full prefill (ms)", "certain")
-    return Table("Slower with reuse", columns, lines, "" if lines else "At no point that was measured.")
+    note = "" if lines else "At no point that was measured."
+    return Table("Where reuse is worse: slower than full prefill", columns, lines, note)
 
 
 def memory_tables(section: Section) -> list[Table]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge_pc.bench.derive import break_even, growth, uses_to_pay
+from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Row
 
 # Growth is fitted over these cached lengths; shorter prompts are all fixed costs.
@@ -111,10 +112,15 @@ def where_worse(rows: Sequence[Row], backend: str) -> list[dict[str, Any]]:
         for cached, full in paired(rows, backend, axis, "cached", "full"):
             point = {name: cached[name] for name in ("cached_tokens", "new_tokens", "modules")}
             point |= {"cached_ms": round(ttft(cached), 3), "full_ms": round(ttft(full), 3)}
-            point["certain"] = cached["quartiles_ms"]["ttft"][0] > full["quartiles_ms"]["ttft"][1]
+            apart = cached["quartiles_ms"]["ttft"][0] > full["quartiles_ms"]["ttft"][1]
+            point["certain"] = apart and min(_samples(cached), _samples(full)) > 1
             if ttft(cached) > ttft(full) and point not in worse:
                 worse.append(point)
     return worse
+
+
+def _samples(row: Row) -> int:
+    return len(row["samples_ms"]["ttft"])
 
 
 def _between(rows: Sequence[Row], one: str, other: str) -> dict[str, Any]:
@@ -131,9 +137,10 @@ def findings(summary: dict[str, Any]) -> list[str]:
     for backend, found in summary.items():
         if backend == "cached_ttft_ratio":
             ratios = ", ".join(f"{ratio:.2f} at {length}" for length, ratio in found["ratios"].items())
-            lines.append(f"cached TTFT {found['backends']}: {ratios}")
+            one, other = (BACKEND_NAMES[name] for name in found["backends"].split("/"))
+            lines.append(f"cached TTFT of {one} over that of {other}: {ratios}")
             continue
-        lines += [f"{backend}: {line}" for line in _backend_findings(found)]
+        lines += [f"{BACKEND_NAMES[backend]}: {line}" for line in _backend_findings(found)]
     return lines
 
 
