@@ -23,7 +23,8 @@ class Arrangement:
         modules: how many modules they are put into, as evenly as can be; 0: none, they are anonymous text and see each
             other.
         gap: positions left empty, all gaps together.
-        places: a gap stands before each of these documents; their number stands for the end. Gaps are equally long.
+        places: a gap stands before each of these modules (documents, where there are no modules), counted from 0; one
+            more than the last stands for the end. Gaps are equally long.
         scaffold: all modules are joined by one.
     """
 
@@ -39,20 +40,23 @@ class Arrangement:
         if self.scaffold:
             modules = tuple(_module(f"documents-{i}", group) for i, group in enumerate(self._groups(texts), start=1))
             return wrap([*nodes, Scaffold("all", modules, NOWHERE)], chat=chat)
-        before = 0
-        for number, group in enumerate(self._groups(texts), start=1):
-            nodes += self._gap(before)
-            nodes.append(_module(f"documents-{number}", group) if self.modules else group[0])
-            before += len(group)
-        return wrap([*nodes, *self._gap(before)], chat=chat)
+        groups = self._groups(texts)
+        for number, group in enumerate(groups):
+            nodes += self._gap(number)
+            nodes.append(_module(f"documents-{number + 1}", group) if self.modules else group[0])
+        return wrap([*nodes, *self._gap(len(groups))], chat=chat)
+
+    def pieces(self, documents: int) -> int:
+        """How many places for gaps there are before the end."""
+        return min(self.modules or documents, documents)
 
     def _groups(self, texts: Sequence[Text]) -> list[tuple[Text, ...]]:
-        count = min(self.modules or len(texts), len(texts))
+        count = self.pieces(len(texts))
         bounds = [len(texts) * index // count for index in range(count + 1)]
         return [tuple(texts[start:stop]) for start, stop in pairwise(bounds)]
 
     def _gap(self, before: int) -> list[Node]:
-        """The empty module before document `before`, if a gap stands there."""
+        """The empty module before piece `before`, if a gap stands there."""
         if before not in self.places or not self.gap:
             return []
         length = self.gap // len(self.places)

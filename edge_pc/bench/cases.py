@@ -143,10 +143,11 @@ def findings(section: Section) -> list[str]:
     """The rows as text, the two answers one under the other."""
     lines = []
     for row in section.rows:
+        same = "the same" if row["same_first_token"] else "another"
         lines += [
-            f"{row['backend']}: {row['title']}: {row['cached_tokens']} tokens cached, {row['computed_tokens']} computed",
+            f"{row['backend']}: {row['title']}: {row['cached_tokens']} tokens cached, {row['computed_tokens']} new",
             f"  TTFT {row['full_ttft_ms']:.0f} ms in full, {row['cached_ttft_ms']:.0f} ms cached: "
-            f"{row['speed_up']:.1f} x; KL {row['kl']:.3f}, first token {'the same' if row['same_first_token'] else 'another'}",
+            f"{row['speed_up']:.1f} x; KL {row['kl']:.3f}, first token {same}",
             f"  {row['question']}",
             f"  full:   {' '.join(row['full']['text'].split())}",
             f"  cached: {' '.join(row['cached']['text'].split())}",

@@ -21,7 +21,7 @@ from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends
 from edge_pc.bench.templates import parameter_prompts
 from edge_pc.encoding import ENCODING_RULES, PLACEHOLDERS
-from edge_pc.errors import ContextLengthError
+from edge_pc.errors import ContextLengthError, PMLError
 from edge_pc.plan import TAILS
 from edge_pc.pml.model import Schema, Selection
 
@@ -125,8 +125,8 @@ def measure(section: Section, lab: Lab, subject: Subject, settings: FidelitySett
         row: Row = {"group": condition.group, "condition": condition.name, "item": subject.key}
         try:
             laid_out = lab.lay_out(condition.schema, condition.selection, condition.variant)
-        except ContextLengthError:
-            section.add(key, row | {"skipped": "longer than the model's positions"})
+        except (ContextLengthError, PMLError) as exc:  # too long for this model's positions, or for a slot
+            section.add(key, row | {"skipped": exc.message.splitlines()[0]})
             continue
         row |= {"tokens": laid_out.prompt.tokens, "end": laid_out.prompt.end}
         section.add(key, row | both_ways.compare(laid_out).as_row())
@@ -209,16 +209,17 @@ def _module_conditions(question: Question, settings: FidelitySettings, *, chat: 
 
 def _gap_conditions(question: Question, settings: FidelitySettings, *, chat: bool) -> Iterator[Condition]:
     """Gaps between documents that see each other (what gaps alone do), and between modules."""
-    documents, size = len(question.parts), settings.spread_gap
+    size = settings.spread_gap
     for name, count in (("one text", 0), (f"{max(settings.module_counts)} modules", max(settings.module_counts))):
+        pieces = Arrangement(count).pieces(len(question.parts))
         for gap in settings.gaps:
-            arrangement = Arrangement(count, gap, (documents // 2,))
+            arrangement = Arrangement(count, gap, (pieces // 2,))
             yield _condition("gaps", f"{name}, {gap} in the middle", arrangement, question, Variant(), chat)
         for number in settings.spread:
-            places = tuple(dict.fromkeys(documents * (index + 1) // (number + 1) for index in range(number)))
+            places = tuple(dict.fromkeys(pieces * (index + 1) // (number + 1) for index in range(number)))
             arrangement = Arrangement(count, size, places)
             yield _condition("gaps", f"{name}, {size} in {number} gaps", arrangement, question, Variant(), chat)
-        front, end = Arrangement(count, size, (0,)), Arrangement(count, size, (documents,))
+        front, end = Arrangement(count, size, (0,)), Arrangement(count, size, (pieces,))
         yield _condition("gaps", f"{name}, {size} before the documents", front, question, Variant(), chat)
         behind = Variant(tail="schema")
         yield _condition("gaps", f"{name}, {size} before the question", end, question, behind, chat)

@@ -72,7 +72,7 @@ def task_of(item: Item) -> Task:
     return TASKS.get(name, _FACT)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Question:
     """An item as it is asked.
 

@@ -1,0 +1,251 @@
+"""Answers both ways, scored and resumed, on the tiny model; and that the lab answers as the engine does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_pc.bench import accuracy
+from edge_pc.bench.accuracy import AccuracySettings, explain, findings, run_accuracy, summarize
+from edge_pc.bench.datasets import Document, Item
+from edge_pc.bench.lab import Continuation, Lab, log_probability
+from edge_pc.bench.observe import Observation, agreement, observe, parting
+from edge_pc.bench.questions import lay_out, question_of
+from edge_pc.bench.report import Report
+from edge_pc.bench.setup import BenchOptions
+from edge_pc.engine import Engine
+from edge_pc.errors import OptionError
+from edge_pc.pml import build_prompt
+from edge_pc.sampling import Sampling
+
+ITEM = Item("x", "musique", "Who of them?", (Document("A", "Ann and Bob."), Document("", "Cy is in town.")), ("Ann",))
+
+
+@pytest.fixture(scope="module")
+def lab(tiny_model: Path) -> Iterator[Lab]:
+    with Lab(tiny_model) as lab:
+        yield lab
+
+
+def write(path: Path, count: int = 3, **changes: Any) -> Path:
+    row = {"dataset": "musique", "input": "who?", "answers": ["Ann"]}
+    docs = [{"title": "", "text": "Ann is here."}, {"title": "B", "text": "Bob is there."}]
+    rows = [row | {"id": f"i{number}", "docs": docs, "input": f"who is {number}?"} | changes for number in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def new_report(tmp_path: Path) -> Report:
+    return Report.create(tmp_path / "report.json", command=["edge-pc"], machine={}, settings={})
+
+
+def options(tiny_model: Path) -> BenchOptions:
+    return BenchOptions(model=str(tiny_model), backends=("onnx",))
+
+
+def test_full_prefill_in_two_steps_gives_the_logits_of_one(lab: Lab) -> None:
+    prompt = lay_out(question_of(ITEM, lab), lab).prompt
+    ready = lab.full(prompt)
+    assert ready.plan.spans  # the case at hand is the one with states in memory
+    context = lab.backend.new_context(prompt.tokens)
+    once = context.prefill(prompt.full_plan()).logits
+    context.close()
+    np.testing.assert_allclose(lab.first_logits(ready), once, rtol=0, atol=1e-4)
+    assert ready.end == prompt.tokens
+
+
+def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:
+    question = question_of(ITEM, lab)
+    schema, selection = question.schema(chat=True)
+    laid_out = lay_out(question, lab)
+    ways = {True: lab.cached(laid_out), False: lab.full(laid_out.prompt)}
+    prompt = build_prompt(schema, selection.modules, {}, selection.free_text[0].text)
+    with Engine(tiny_model) as engine:
+        engine.load_schema(schema)
+        for use_cache, ready in ways.items():
+            result = engine.generate(prompt, Sampling(max_tokens=12), use_cache=use_cache)
+            answer = lab.greedy(ready, 12)
+            assert answer.token_ids == result.token_ids
+            assert len(answer.logits) == len(answer.token_ids) + (result.stop == "eos")
+    # Both ways are at work: modules do not see each other, and that shows.
+    assert np.abs(lab.first_logits(ways[True]) - lab.first_logits(ways[False])).max() > 0.01
+
+
+def test_a_continuation_can_be_repeated_in_any_order(lab: Lab) -> None:
+    laid_out = lay_out(question_of(ITEM, lab), lab)
+    full, cached = lab.full(laid_out.prompt), lab.cached(laid_out)
+    first = lab.greedy(full, 6)
+    likelihoods = lab.log_likelihoods(cached, first.token_ids)
+    again = lab.greedy(full, 6)
+    assert again.token_ids == first.token_ids
+    np.testing.assert_array_equal(again.logits, first.logits)
+    assert lab.log_likelihoods(cached, first.token_ids) == likelihoods
+
+
+def test_likelihoods_are_those_of_each_token_after_the_ones_before(lab: Lab) -> None:
+    ready = lab.full(lay_out(question_of(ITEM, lab), lab).prompt)
+    answer = lab.greedy(ready, 5)
+    expected = [log_probability(logits, token) for logits, token in zip(answer.logits, answer.token_ids, strict=False)]
+    assert lab.log_likelihoods(ready, answer.token_ids) == pytest.approx(expected, abs=1e-6)
+    assert np.exp(log_probability(np.float32([0, 0, 0, 0]), 2)) == pytest.approx(0.25)
+    assert log_probability(np.float32([1000, 0]), 0) == pytest.approx(0)
+
+
+def test_agreement_of_a_prompt_with_itself_is_complete(lab: Lab) -> None:
+    ready = lab.full(lay_out(question_of(ITEM, lab), lab).prompt)
+    one, other = observe(lab, ready, [5, 6], 6), observe(lab, ready, [5, 6], 6)
+    same = agreement(one, other)
+    assert same.kl == 0
+    assert same.same_first_token
+    assert same.gold_full == same.gold_cached
+    assert same.same_tokens == same.answer_tokens == len(one.answer.token_ids)
+    assert same.edit_similarity == 1
+    assert parting(one.answer, other.answer, lab.tokenizer) is None
+    assert observe(lab, ready, [], 2).gold_nats is None
+
+
+def test_parting_tells_how_sure_each_way_was(lab: Lab) -> None:
+    def logits(*probabilities: float) -> NDArray[np.float32]:
+        return np.log(np.array(probabilities, dtype=np.float32))
+
+    full = Continuation((1, 2), (logits(0.1, 0.8, 0.1), logits(0.1, 0.3, 0.6)))
+    cached = Continuation((1, 1), (logits(0.2, 0.7, 0.1), logits(0.05, 0.75, 0.2)))
+    assert parting(full, cached, lab.tokenizer) == {
+        "token": 1,
+        "full_chose": lab.tokenizer.decode([2]),
+        "cached_chose": lab.tokenizer.decode([1]),
+        "full_probabilities": [0.6, 0.3],
+        "cached_probabilities": [0.2, 0.75],
+    }
+    # One ends where the other goes on: the token that ends it is one that was chosen.
+    ended = Continuation((1,), (logits(0.1, 0.8, 0.1), logits(0.9, 0.05, 0.05)))
+    part = parting(full, ended, lab.tokenizer)
+    assert part is not None
+    assert part["cached_probabilities"] == [0.05, 0.9]
+
+
+def test_every_item_is_measured_once_and_data_sets_can_be_added(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    original = accuracy.measure
+
+    def counting(lab: Lab, item: Item, dataset: str) -> dict[str, Any]:
+        if len(measured) == 2:
+            measured.append("interrupted")
+            raise KeyboardInterrupt
+        measured.append(f"{dataset}/{item.key}")
+        return original(lab, item, dataset)
+
+    monkeypatch.setattr(accuracy, "measure", counting)
+    first = write(tmp_path / "first.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_accuracy(new_report(tmp_path), options(tiny_model), AccuracySettings(), datasets=[first])
+    saved = Report.load(tmp_path / "report.json")
+    assert [row["key"] for row in saved.sections["accuracy"].rows] == ["first/i0", "first/i1"]
+
+    second = write(tmp_path / "second.jsonl", dataset="qmsum")
+    shown: list[tuple[int, int, str]] = []
+    section = run_accuracy(
+        saved, options(tiny_model), AccuracySettings(items=3), lambda *now: shown.append(now), datasets=[first, second]
+    )
+    assert measured == ["first/i0", "first/i1", "interrupted", "first/i2", "second/i0", "second/i1", "second/i2"]
+    assert shown[0] == (2, 6, "first/i2")
+    assert shown[-1] == (6, 6, "done")
+    assert {name: found["items"] for name, found in section.summary.items()} == {"first": 3, "second": 3}
+    assert set(section.summary["first"]["scores"]) == {"f1", "substring", "rouge_l"}
+    assert section.summary["second"]["metric"] == "rouge_l"
+
+    # Nothing is left to do: the model is not even opened.
+    monkeypatch.setattr(accuracy, "open_lab", None)
+    again = Report.load(tmp_path / "report.json")
+    assert run_accuracy(again, options(tiny_model), AccuracySettings(), datasets=[first]).summary == section.summary
+    assert not list(Path(tmp_path).glob("**/edge-pc-bench-*"))
+
+
+def test_rows_say_what_was_measured(tmp_path: Path, tiny_model: Path) -> None:
+    path = write(tmp_path / "long.jsonl", 1, docs=[{"title": "", "text": "Ann is here. " * 200}])
+    section = run_accuracy(new_report(tmp_path), options(tiny_model), AccuracySettings(), datasets=[path])
+    (row,) = section.rows
+    assert row["cut_tokens"] > 0
+    assert row["prompt_tokens"] <= 1024 - 32
+    assert row["computed_tokens"] < 100
+    assert row["right"] == ["Ann"]
+    assert set(row["full"]) == set(row["cached"]) == {"text", "scores"}
+    # One document sees everything before it: reuse is full prefill.
+    assert row["kl"] == pytest.approx(0, abs=1e-6)
+    assert row["full"] == row["cached"]
+    assert row["parting"] is None
+    assert "1 of them cut" in findings(section)[0]
+
+
+def test_an_item_that_cannot_fit_is_counted_not_died_of(tmp_path: Path, tiny_model: Path) -> None:
+    path = write(tmp_path / "a.jsonl", 1, input="why " * 500)
+    section = run_accuracy(new_report(tmp_path), options(tiny_model), AccuracySettings(), datasets=[path])
+    assert section.summary["a"]["skipped"] == 1
+    assert "the model has 1024" in section.rows[0]["skipped"]
+    assert findings(section) == ["a: 0 items, 1 skipped"]
+
+
+def test_faults_are_found_before_anything_is_measured(tmp_path: Path, tiny_model: Path) -> None:
+    report = new_report(tmp_path)
+    good, bad = write(tmp_path / "good.jsonl"), tmp_path / "bad.jsonl"
+    bad.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(OptionError, match=r"bad\.jsonl:1"):
+        run_accuracy(report, options(tiny_model), AccuracySettings(), datasets=[good, bad])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OptionError, match="two data sets are called 'good'"):
+        run_accuracy(
+            report, options(tiny_model), AccuracySettings(), datasets=[good, write(tmp_path / "other" / "good.jsonl")]
+        )
+    with pytest.raises(OptionError, match="cannot be scored"):
+        run_accuracy(
+            report, options(tiny_model), AccuracySettings(), datasets=[write(tmp_path / "t.jsonl", dataset="trec")]
+        )
+    assert not report.sections
+
+
+def made_row(key: str, full: float, cached: float, **changes: Any) -> dict[str, Any]:
+    ways = {way: {"text": way, "scores": {"f1": score}} for way, score in (("full", full), ("cached", cached))}
+    common = {"dataset": "d", "question": "q?", "right": ["r"], "metric": "f1", "prompt_tokens": 10, "cut_tokens": 0}
+    common |= {"kl": 0.1, "same_first_token": True, "edit_similarity": 1.0, "gold_full": -1.0, "gold_cached": -1.5}
+    return {"key": key} | common | ways | {"parting": None} | changes
+
+
+def test_the_summary_compares_pairs_and_lists_what_lost_most_first() -> None:
+    rows = [made_row("same", 1, 1), made_row("worse", 1, 0.5), made_row("better", 0, 1), made_row("worst", 1, 0)]
+    found = summarize(rows)["d"]
+    score = found["scores"]["f1"]
+    assert score["full"]["mean"] == 0.75
+    assert score["cached"]["mean"] == 0.625
+    assert score["test"]["difference"]["mean"] == -0.125
+    assert (score["test"]["better"], score["test"]["worse"], score["test"]["equal"]) == (1, 2, 1)
+    assert found["worse"] == ["worst", "worse"]
+    assert found["gold_nats_per_token"]["test"]["difference"]["mean"] == -0.5
+    assert found["same_answer"] == 1
+
+
+def test_a_loss_is_explained_by_where_the_answers_part() -> None:
+    part = {
+        "token": 3,
+        "full_chose": " Ann",
+        "cached_chose": " Bob",
+        "full_probabilities": [0.4, 0.3],
+        "cached_probabilities": [0.2, 0.5],
+    }
+    lines = explain(made_row("d/1", 1, 0, parting=part))
+    assert lines[0] == "worse: d/1: q?"
+    assert lines[-1] == "  they part at token 4: full ' Ann' (40%) before ' Bob' (30%); cached 50% against 20%"
+
+
+def test_observations_keep_what_they_were_made_of(lab: Lab) -> None:
+    ready = lab.full(lay_out(question_of(ITEM, lab), lab).prompt)
+    seen = observe(lab, ready, [7], 1)
+    assert isinstance(seen, Observation)
+    assert seen.gold_nats == pytest.approx(log_probability(seen.answer.logits[0], 7))
