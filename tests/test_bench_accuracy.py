@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,21 @@ def options(tiny_model: Path) -> BenchOptions:
     return BenchOptions(model=str(tiny_model), backends=("onnx",))
 
 
-def test_full_prefill_in_two_steps_gives_the_logits_of_one(lab: Lab) -> None:
-    prompt = lay_out(question_of(ITEM, lab), lab).prompt
-    ready = lab.full(prompt)
-    assert ready.plan.spans  # the case at hand is the one with states in memory
-    context = lab.backend.new_context(prompt.tokens)
-    once = context.prefill(prompt.full_plan()).logits
-    context.close()
-    np.testing.assert_allclose(lab.first_logits(ready), once, rtol=0, atol=1e-4)
-    assert ready.end == prompt.tokens
+@pytest.mark.parametrize("backend", ["onnx", "llamacpp"])
+def test_full_prefill_in_two_steps_gives_the_logits_of_one(backend: str, tiny_model: Path, tiny_gguf: Path) -> None:
+    if backend == "llamacpp":
+        pytest.importorskip("llama_cpp")
+    with Lab(tiny_model if backend == "onnx" else tiny_gguf, backend=backend) as lab:
+        # Two prompts of one length: what a backend remembers of the first must not serve the second.
+        for question in ("Who of them?", "Why of them?"):
+            prompt = lay_out(question_of(replace(ITEM, question=question, answers=(question,)), lab), lab).prompt
+            ready = lab.full(prompt)
+            assert ready.plan.spans  # the case at hand is the one with states in memory
+            assert ready.end == prompt.tokens
+            context = lab.backend.new_context(prompt.tokens)
+            once = context.prefill(prompt.full_plan()).logits
+            context.close()
+            np.testing.assert_allclose(lab.first_logits(ready), once, rtol=0, atol=1e-4)
 
 
 def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:

@@ -7,6 +7,7 @@ is deleted with the lab.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -159,7 +160,9 @@ class Lab:
         head = Plan((), whole.token_ids[:kept], whole.position_ids[:kept])
         with closing(self.backend.new_context(tokens)) as context:
             array = context.encode(head, np.arange(kept, dtype=np.int32))
-        states = KVStates("full", array, head.token_ids, head.position_ids)
+        # Equal keys mean equal states: a backend may keep states in its own memory under their key.
+        key = f"full{hashlib.blake2b(head.token_ids.tobytes(), digest_size=16).hexdigest()}"
+        states = KVStates(key, array, head.token_ids, head.position_ids)
         plan = Plan((Span(states, 0, kept),), whole.token_ids[kept:], whole.position_ids[kept:])
         return Ready(plan, tokens)
 
