@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_pc import models
 from edge_pc.backends import open_backend
-from edge_pc.backends.base import BackendOptions, DecodeStep, KVStates, Logits, Plan, Span
+from edge_pc.backends.base import BackendOptions, Context, DecodeStep, KVStates, Logits, Plan, Span
 from edge_pc.bench.setup import BenchOptions, model_path
 from edge_pc.chat import ChatTemplate
 from edge_pc.encoder import Encoder
@@ -94,7 +94,6 @@ class Lab:
         self._model = model.name
         self._folder = tempfile.TemporaryDirectory(prefix="edge-pc-bench-", dir=folder)
         self.store = StateStore(Path(self._folder.name))
-        self._context = self.backend.new_context(self.spec.max_positions)
         unk = self.spec.special_tokens.get("unk_token")
         self._unk_id = self.tokenizer.id_of(unk) if unk else None
 
@@ -108,7 +107,6 @@ class Lab:
 
     def close(self) -> None:
         """Free the model and delete the store."""
-        self._context.close()
         self.backend.close()
         self.store.close()
         self._folder.cleanup()
@@ -168,35 +166,44 @@ class Lab:
 
     def first_logits(self, ready: Ready) -> Logits:
         """Logits float32 `[vocab]` of the answer's first token."""
-        return self._context.prefill(ready.plan).logits
+        with self._prefilled(ready, 0) as (_, logits):
+            return logits
 
     def greedy(self, ready: Ready, max_tokens: int) -> Continuation:
         """The likeliest answer of at most `max_tokens` tokens."""
-        logits = [self.first_logits(ready)]
         token_ids: list[int] = []
-        while (token := int(np.argmax(logits[-1]))) not in self.spec.eos_ids:
-            token_ids.append(token)
-            if len(token_ids) == max_tokens:
-                break
-            logits.append(self._decode(token, ready.end + len(token_ids) - 1))
+        with self._prefilled(ready, max_tokens) as (context, first):
+            logits = [first]
+            while (token := int(np.argmax(logits[-1]))) not in self.spec.eos_ids:
+                token_ids.append(token)
+                if len(token_ids) == max_tokens:
+                    break
+                logits.append(self._decode(context, token, ready.end + len(token_ids) - 1))
         return Continuation(tuple(token_ids), tuple(logits))
 
     def log_likelihoods(self, ready: Ready, answer: Sequence[int]) -> list[float]:
         """Log probability of each token of a given answer, in nats, each after the tokens before it."""
-        logits = self.first_logits(ready)
         found = []
-        for index, token in enumerate(answer):
-            if index:
-                logits = self._decode(answer[index - 1], ready.end + index - 1)
-            found.append(log_probability(logits, token))
+        with self._prefilled(ready, len(answer)) as (context, logits):
+            for index, token in enumerate(answer):
+                if index:
+                    logits = self._decode(context, answer[index - 1], ready.end + index - 1)
+                found.append(log_probability(logits, token))
         return found
 
     def forget(self) -> None:
         """Delete all stored states, so that the disk holds those of one item at a time."""
         self.store.remove(entry.key for entry in self.store.entries())
 
-    def _decode(self, token: int, position: int) -> Logits:
-        (logits,) = self.backend.decode([DecodeStep(self._context, token, position)])
+    @contextmanager
+    def _prefilled(self, ready: Ready, further: int) -> Iterator[tuple[Context, Logits]]:
+        """A context that holds the prompt and has room for `further` tokens, and the first one's logits."""
+        cells = ready.plan.cached_tokens + len(ready.plan.token_ids) + further
+        with closing(self.backend.new_context(cells)) as context:
+            yield context, context.prefill(ready.plan).logits
+
+    def _decode(self, context: Context, token: int, position: int) -> Logits:
+        (logits,) = self.backend.decode([DecodeStep(context, token, position)])
         return logits
 
 
