@@ -111,8 +111,8 @@ def length_chart(rows: Sequence[Row], backends: Sequence[str]) -> Figure:
         label="paper, Fig. 4, on CPUs",
     )  # fmt: skip
     ratios.axhline(1, color="black", linewidth=0.8)
-    times.legend(fontsize=7.5, framealpha=0.9)
-    ratios.legend(fontsize=8)
+    add_legend(times, 7.5)
+    add_legend(ratios, 8)
     return figure
 
 
@@ -132,7 +132,7 @@ def prompt_chart(rows: Sequence[Row], backends: Sequence[str]) -> Figure:
     share.set_xlabel("share of the prompt that is cached (%)")
     share.set_ylabel("time to first token (ms)")
     for axes in (new, share):
-        axes.legend(fontsize=7.5)
+        add_legend(axes, 7.5)
     return figure
 
 
@@ -172,7 +172,7 @@ def stacked_bars(axes: Axes, named: Sequence[tuple[str, Row]]) -> None:
     axes.set_xticks(list(places), [name for name, _ in named], fontsize=8)
     axes.set_ylabel("time to first token (ms)")
     axes.grid(False, axis="x")
-    axes.legend(fontsize=8)
+    add_legend(axes, 8)
 
 
 def grouped_bars(axes: Axes, groups: Sequence[str], bars: dict[str, Sequence[float]]) -> None:
@@ -188,7 +188,13 @@ def grouped_bars(axes: Axes, groups: Sequence[str], bars: dict[str, Sequence[flo
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.grid(False, axis="x")
     axes.margins(y=0.15)
-    axes.legend(fontsize=8)
+    add_legend(axes, 8)
+
+
+def add_legend(axes: Axes, size: float) -> None:
+    """A legend, if there is anything to explain."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=size, framealpha=0.9)
 
 
 def plot_ttft(axes: Axes, rows: Sequence[Row], field: str, backend: str, way: str) -> None:

@@ -136,5 +136,5 @@ def curves(reports: Sequence[Report], backends: Sequence[str]) -> Figure:
         charts.log_axes(ratios, "cached tokens (32 new tokens)", "full prefill / reuse (×)")
         for each, title in ((times, BACKEND_NAMES[backend]), (ratios, f"{BACKEND_NAMES[backend]}: speed-up")):
             each.set_title(title, fontsize=10)
-            each.legend(fontsize=8)
+            charts.add_legend(each, 8)
     return drawn

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,21 @@ class Section:
         return next((row for row in self.rows if row["key"] == key), None)
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Append a row and save the report; a row of the same key is replaced."""
+        """Append a row and save the report; a row of the same key is replaced.
+
+        Raises:
+            ValueError: a number is infinite or not a number: JSON has none of these.
+        """
+        new = _plain_json({"key": key, **row})
         if key in self._keys:
             self._data["rows"] = [old for old in self.rows if old["key"] != key]
-        self.rows.append({"key": key, **row})
+        self.rows.append(new)
         self._keys.add(key)
         self._report.save()
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Set the summary and save the report."""
-        self._data["summary"] = dict(summary)
+        self._data["summary"] = _plain_json(summary)
         self._report.save()
 
 
@@ -121,8 +127,8 @@ class Report:
             "format": FORMAT,
             "created": now(),
             "command": command_text(command),
-            "machine": dict(machine),
-            "settings": dict(settings),
+            "machine": _plain_json(machine),
+            "settings": _plain_json(settings),
             "sections": {},
         }
         report = cls(path, data)
@@ -163,7 +169,7 @@ class Report:
         """
         report = cls.load(path)
         differing = [name for name in _IDENTITY if report.machine.get(name) != machine.get(name)]
-        wanted = json.loads(_dump(dict(settings)))
+        wanted = _plain_json(settings)
         differing += [name for name in wanted if report.settings.get(name) != wanted[name]]
         if differing:
             raise OptionError(
@@ -209,7 +215,7 @@ class Report:
             OptionError: the section was begun with other settings.
         """
         sections = self._data["sections"]
-        wanted = json.loads(_dump(dict(settings)))
+        wanted = _plain_json(settings)
         if name not in sections or restart:
             sections[name] = {
                 "created": now(),
@@ -244,7 +250,8 @@ class Report:
         except OSError as exc:
             raise OptionError(f"the report {self.path} cannot be written: {exc.strerror}") from exc
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 def now() -> str:
@@ -254,12 +261,23 @@ def now() -> str:
 
 def command_text(words: Sequence[str]) -> str:
     """A command line without the folders of its paths: they may hold a person's name."""
-    return " ".join(Path(word).name if Path(word).is_absolute() else word for word in words)
+
+    def shortened(word: str) -> str:
+        option, sign, value = word.rpartition("=")
+        return option + sign + (Path(value).name if Path(value).is_absolute() else value)
+
+    return " ".join(map(shortened, words))
 
 
 def _dump(value: object, indent: int | None = None) -> str:
-    """JSON; numpy's numbers and arrays become plain ones. Infinity and NaN are faults: JSON has none."""
+    """JSON; numpy's numbers and arrays become plain ones."""
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What comes back when `value` is written and read again."""
+    read: dict[str, Any] = json.loads(_dump(dict(value)))
+    return read
 
 
 def _plain(value: object) -> object:

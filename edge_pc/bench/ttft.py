@@ -170,9 +170,9 @@ class _Point:
         self.section.add(_key(self.backend, self.shape, "cold", "cached"), row | {"resident_share": round(resident, 4)})
 
     def _add_encoding(self, prepared: Prepared) -> None:
-        if prepared.tokens:
+        key = f"{self.backend}/cached={self.shape.cached}/modules={self.shape.modules}/encode"
+        if prepared.tokens and not self.section.row_done(key):
             row = {**self._row(prepared, "encode", "warm"), "tokens": prepared.tokens}
-            key = f"{self.backend}/cached={self.shape.cached}/modules={self.shape.modules}/encode"
             self.section.add(key, row | describe_samples([{"encode": prepared.encode_ms}]))
 
     def _row(self, prepared: Prepared, way: str, pages: str) -> dict[str, Any]:
