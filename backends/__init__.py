@@ -12,20 +12,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_pc.backends.base import Backend, BackendOptions
+    from edge_pc.description import Description
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """Where a backend is, and the kind of model it opens: an exported folder (`onnx`) or a GGUF file (`gguf`)."""
+    """Where a backend is, and the kind of model it opens: an exported folder (`onnx`) or a GGUF file (`gguf`).
+
+    `describe_module` has the function `describe`, which reads such a model without its weights.
+    """
 
     module: str
     class_name: str
     model_kind: Literal["onnx", "gguf"]
+    describe_module: str
 
 
 BACKENDS = {
-    "onnx": BackendEntry("edge_pc.backends.onnx.backend", "OnnxBackend", "onnx"),
-    "llamacpp": BackendEntry("edge_pc.backends.llamacpp.backend", "LlamaCppBackend", "gguf"),
+    "onnx": BackendEntry("edge_pc.backends.onnx.backend", "OnnxBackend", "onnx", "edge_pc.description"),
+    "llamacpp": BackendEntry(
+        "edge_pc.backends.llamacpp.backend", "LlamaCppBackend", "gguf", "edge_pc.backends.llamacpp.describe"
+    ),
 }
 
 
@@ -38,6 +45,17 @@ def entry(name: str) -> BackendEntry:
     if name not in BACKENDS:
         raise OptionError(f"there is no backend {name!r}; expected one of {', '.join(BACKENDS)}")
     return BACKENDS[name]
+
+
+def describe(name: str, model: Path) -> Description:
+    """What of `model` deals with text, as the backend `name` would see it; no weights are loaded.
+
+    Raises:
+        OptionError: there is no such backend.
+        ModelError: the model is missing or broken.
+    """
+    description: Description = import_module(entry(name).describe_module).describe(model)
+    return description
 
 
 def open_backend(name: str, model: Path, options: BackendOptions) -> Backend:

@@ -108,7 +108,8 @@ class Encoder:
     def _size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         missing = [encoding for encoding in encodings if isinstance(self.lookup(encoding), Miss)]
         layout = self._backend.kv_layout
-        return EncodingSize(sum(len(e.token_ids) for e in missing), sum(layout.nbytes(e.kept_position_ids) for e in missing))
+        nbytes = sum(layout.nbytes(encoding.kept_position_ids) for encoding in missing)
+        return EncodingSize(sum(len(encoding.token_ids) for encoding in missing), nbytes)
 
     def encode_all(self, progress: EncodeCallback | None = None) -> EncodeReport:
         """Encode all that a schema's prompts may reuse, and report it."""

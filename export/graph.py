@@ -55,7 +55,7 @@ class _DataFile:
         self._file.write(b"\0" * (-self._file.tell() % PAGE))
         offset = self._file.tell()
         data = np.ascontiguousarray(array)
-        self._file.write(memoryview(data).cast("B"))
+        data.tofile(self._file)
         tensor = TensorProto(
             name=name,
             data_type=helper.np_dtype_to_tensor_dtype(data.dtype),
@@ -264,7 +264,7 @@ def _logits(graph: _Graph, weights: LlamaWeights, x: str, embedding: list[str]) 
 def _model(graph: _Graph) -> onnx.ModelProto:
     config = graph.config
     info = helper.make_tensor_value_info
-    cache = ["batch", config.kv_heads, "capacity", config.head_dim]
+    cache: list[str | int | None] = ["batch", config.kv_heads, "capacity", config.head_dim]
     parts = [f"{layer}.{part}" for layer in range(config.layers) for part in ("key", "value")]
     inputs = [
         info("input_ids", TensorProto.INT64, ["batch", "new"]),

@@ -11,34 +11,26 @@ import mmap
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from edge_pc._version import __version__
 from edge_pc.chat import TEMPLATE_FILE
+from edge_pc.description import Description
+from edge_pc.description import describe as describe_folder
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.source import text_from_gguf
 from edge_pc.model_spec import ModelSpec, RotaryEncoding
 from edge_pc.models import home
-from edge_pc.tokenizer import TOKENIZER_FILE, Tokenizer
+from edge_pc.tokenizer import TOKENIZER_FILE
 
 # Files up to this size are hashed whenever they are opened (30 ms for 100 MB); larger ones once, and then known again
 # by size, inode and time of change.
 _ALWAYS_HASHED_BYTES = 256 << 20
 
 _INTERLEAVED = frozenset({"llama", "mistral", "baichuan", "deepseek", "granite", "cohere", "internlm2", "minicpm"})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Description:
-    """A GGUF file's spec, tokenizer, and chat template if it has one."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    chat_template: str | None
 
 
 def describe(path: Path) -> Description:
@@ -50,7 +42,7 @@ def describe(path: Path) -> Description:
     fingerprint = fingerprint_of(path)
     kept = home() / "gguf" / f"{fingerprint.partition(':')[2]}-{__version__}"
     with suppress(ModelError):
-        return _load(kept)
+        return describe_folder(kept)
     with TemporaryDirectory(prefix="edge-pc-") as temporary:
         made = Path(temporary) / "model"
         made.mkdir()
@@ -58,7 +50,7 @@ def describe(path: Path) -> Description:
         # A home that cannot be written only makes the next start slow.
         with suppress(OSError):
             _keep(made, kept)
-        return _load(made)
+        return describe_folder(made)
 
 
 def fingerprint_of(path: Path) -> str:
@@ -101,15 +93,6 @@ def _hash(path: Path) -> str:
             raise ModelError(f"{path} is empty, expected a GGUF file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}"
-
-
-def _load(folder: Path) -> Description:
-    template = folder / TEMPLATE_FILE
-    return Description(
-        ModelSpec.load(folder),
-        Tokenizer.load(folder),
-        template.read_text(encoding="utf-8") if template.is_file() else None,
-    )
 
 
 def _write(file: GGUFFile, fingerprint: str, folder: Path) -> None:

@@ -25,10 +25,9 @@ from edge_pc.backends.base import (
 )
 from edge_pc.backends.onnx.arena import Arena, check_assembly, tokens_per_page
 from edge_pc.backends.onnx.session import Forward, open_session
-from edge_pc.chat import TEMPLATE_FILE
+from edge_pc.description import describe
 from edge_pc.errors import OptionError
 from edge_pc.model_spec import ModelSpec
-from edge_pc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -68,16 +67,16 @@ class OnnxBackend:
         if options.kv_storage not in KV_STORAGE:
             raise OptionError(f"kv_storage is {options.kv_storage!r}, expected one of {', '.join(KV_STORAGE)}")
         check_assembly(options.assembly)
-        self.spec = ModelSpec.load(folder)
-        self.kv_layout = kv_layout(self.spec, options.kv_storage)
         with ThreadPoolExecutor(1) as pool:  # the session takes longest to open, and does not hold the interpreter
             session = pool.submit(
                 open_session, folder, threads=options.threads, provider=options.provider, verbose=options.verbose
             )
-            self.tokenizer = Tokenizer.load(folder)
+            described = describe(folder)
             self._session = session.result()
-        template = folder / TEMPLATE_FILE
-        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+        self.spec = described.spec
+        self.tokenizer = described.tokenizer
+        self.chat_template = described.chat_template
+        self.kv_layout = kv_layout(self.spec, options.kv_storage)
         self._assembly = options.assembly
         # Two forwards at once would share the same cores; one at a time is as fast.
         self._running = threading.Lock()
@@ -148,7 +147,8 @@ class OnnxContext:
     def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
         if len(plan.token_ids) < MIN_COMPUTED_TOKENS:
             # A second row makes it the kernel of longer runs; the first never sees it.
-            plan = Plan(plan.spans, np.repeat(plan.token_ids, 2), plan.position_ids[[0, 0]] + np.int32([0, 1]))
+            position_ids: IntArray = np.append(plan.position_ids, plan.position_ids[-1] + 1).astype(np.int32)
+            plan = Plan(plan.spans, np.repeat(plan.token_ids, 2), position_ids)
         self.prefill(plan, progress)
         layout = self._backend.kv_layout
         positions = plan.position_ids[keep]

@@ -97,7 +97,8 @@ class Forward:
         for name, value in values.items():
             self._binding.bind_ortvalue_input(name, value)
         self._session.run_with_iobinding(self._binding)
-        return self._logits[0].copy()
+        logits: Logits = self._logits[0].copy()
+        return logits
 
     def _bias(self, position_ids: IntArray, slots: slice) -> NDArray[np.float32] | None:
         """What hides cells with larger positions, float32 `[1, 1, new, present]`; None when slots already do."""
@@ -105,7 +106,8 @@ class Forward:
         if slots.start == 0 or present[: slots.start].max() <= position_ids[0]:
             return None
         hidden = present[np.newaxis, :] > position_ids[:, np.newaxis]
-        return np.where(hidden, np.float32(-np.inf), np.float32(0))[np.newaxis, np.newaxis]
+        bias: NDArray[np.float32] = np.where(hidden, np.float32(-np.inf), np.float32(0))
+        return bias[np.newaxis, np.newaxis]
 
 
 def _ort_value(array: NDArray[Any]) -> Any:

@@ -117,6 +117,16 @@ model_option = option(
 )
 
 
+backend_option = option(
+    "--backend",
+    group="Model and cache",
+    type=click.Choice(["onnx", "llamacpp"]),
+    default="onnx",
+    show_default=True,
+    help="What runs the model.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """What an engine is opened with; `open_engine` in `session.py` does it."""
@@ -138,14 +148,7 @@ engine_options = grouped(
     EngineOptions,
     "engine_options",
     model_option,
-    option(
-        "--backend",
-        group=_ENGINE_GROUP,
-        type=click.Choice(["onnx", "llamacpp"]),
-        default="onnx",
-        show_default=True,
-        help="What runs the model.",
-    ),
+    backend_option,
     option(
         "--provider",
         group=_ENGINE_GROUP,

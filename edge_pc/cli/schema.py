@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_pc.cli import WRONG_INPUT
-from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, model_option, output_options
+from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, json_option, model_option, output_options
 from edge_pc.cli.output import Output, console, counted, read_stdin, say_error
 from edge_pc.errors import ContextLengthError, PMLError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from edge_pc.chat import ChatTemplate
     from edge_pc.encoding import SchemaEncodings
     from edge_pc.layout import ModuleLayout, SchemaLayout, Slot
     from edge_pc.model_spec import ModelSpec
     from edge_pc.pml import Module, Node
     from edge_pc.seams import Seam
-    from edge_pc.tokenizer import Tokenizer
 
 ANONYMOUS = "(anonymous text)"
 _SHOWN_CHARACTERS = 24
@@ -44,48 +42,42 @@ class Explained:
     spec: ModelSpec
 
     @classmethod
-    def read(cls, source: str, model: str) -> Explained:
+    def read(cls, source: str, model: str, backend: str) -> Explained:
         """Read a schema from a file or stdin (-) and lay it out for a model. No weights are loaded."""
+        from edge_pc.backends import describe, entry
+        from edge_pc.chat import ChatTemplate
         from edge_pc.encoding import EncodingOptions, SchemaEncodings
         from edge_pc.layout import lay_out
+        from edge_pc.models import locate
         from edge_pc.pml import load_schema, parse_schema
         from edge_pc.seams import find_seams
 
         schema = parse_schema(read_stdin()) if source == "-" else load_schema(Path(source))
-        spec, tokenizer, template = _text_side(model)
-        layout = lay_out(schema, tokenizer, template, bos_id=spec.bos_id, max_positions=spec.max_positions)
-        return cls(layout, SchemaEncodings(layout, (), EncodingOptions()), find_seams(schema, tokenizer), spec)
+        described = describe(backend, locate(model, entry(backend).model_kind))
+        spec, template = described.spec, ChatTemplate(described.chat_template, described.spec.special_tokens)
+        layout = lay_out(schema, described.tokenizer, template, bos_id=spec.bos_id, max_positions=spec.max_positions)
+        return cls(
+            layout, SchemaEncodings(layout, (), EncodingOptions()), find_seams(schema, described.tokenizer), spec
+        )
 
     def sees(self, path: str) -> list[tuple[str, int]]:
         """(module, tokens) of a module's guaranteed context, its own text left out."""
         return [(part.path or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
 
 
-def _text_side(model: str) -> tuple[ModelSpec, Tokenizer, ChatTemplate]:
-    """What of a model deals with text; the weights stay where they are."""
-    from edge_pc.chat import TEMPLATE_FILE, ChatTemplate
-    from edge_pc.model_spec import ModelSpec
-    from edge_pc.models import locate
-    from edge_pc.tokenizer import Tokenizer
-
-    folder = locate(model, "onnx")
-    spec, template = ModelSpec.load(folder), folder / TEMPLATE_FILE
-    source = template.read_text(encoding="utf-8") if template.is_file() else None
-    return spec, Tokenizer.load(folder), ChatTemplate(source, spec.special_tokens)
-
-
 @schema.command(cls=GroupedCommand)
 @click.argument("schemas", metavar="SCHEMA|-...", nargs=-1, required=True)
 @model_option
+@backend_option
 @json_option
 @output_options
-def check(schemas: tuple[str, ...], model: str, as_json: bool, output: OutputOptions) -> int:
+def check(schemas: tuple[str, ...], model: str, backend: str, as_json: bool, output: OutputOptions) -> int:
     """Check schemas; exits with 0 if all of them can be used.
 
     Warns where texts meet that would have other tokens if they were one piece of text.
     """
     out = Output(output)
-    findings = [_finding(source, model) for source in schemas]
+    findings = [_finding(source, model, backend) for source in schemas]
     good = all(finding["ok"] for finding in findings)
     if as_json:
         out.json({"ok": good, "schemas": findings})
@@ -95,10 +87,10 @@ def check(schemas: tuple[str, ...], model: str, as_json: bool, output: OutputOpt
     return 0 if good else WRONG_INPUT
 
 
-def _finding(source: str, model: str) -> dict[str, Any]:
+def _finding(source: str, model: str, backend: str) -> dict[str, Any]:
     """What is to be said about one schema."""
     try:
-        explained = Explained.read(source, model)
+        explained = Explained.read(source, model, backend)
     except (PMLError, ContextLengthError) as exc:
         return {"schema": source, "ok": False, "error": exc.message, "hint": exc.hint, "warnings": []}
     return {
@@ -135,15 +127,16 @@ def _seam_text(seam: Seam) -> str:
 @schema.command(cls=GroupedCommand)
 @click.argument("source", metavar="SCHEMA|-")
 @model_option
+@backend_option
 @json_option
 @output_options
-def show(source: str, model: str, as_json: bool, output: OutputOptions) -> None:
+def show(source: str, model: str, backend: str, as_json: bool, output: OutputOptions) -> None:
     """Show a schema's modules: first position, length in tokens, and what each attends to.
 
     A module's states are computed once, attending only to what is surely there whenever the module is.
     """
     out = Output(output)
-    explained = Explained.read(source, model)
+    explained = Explained.read(source, model, backend)
     if as_json:
         out.json(_as_json(explained))
     else:
