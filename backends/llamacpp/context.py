@@ -74,9 +74,10 @@ class LlamaCppContext:
 
     def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
         self.prefill(plan, progress)
-        array: NDArray[Any] = np.zeros(self._layout.array_shape(plan.position_ids[keep]), dtype=self._layout.dtype)
+        positions = plan.position_ids[keep]
+        array: NDArray[Any] = np.zeros(self._layout.array_shape(positions), dtype=self._layout.dtype)
         if len(keep):
-            blob = self._read(plan.position_ids[keep])
+            blob = self._read(positions)
             array.reshape(-1)[: len(blob)] = blob
         return array
 
