@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import tiny
 
+from edge_pc import Engine, models
 from edge_pc.backends.base import BackendOptions, Plan
 from edge_pc.backends.llamacpp import describe as describing
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
 from edge_pc.backends.llamacpp.describe import describe, fingerprint_of
-from edge_pc.backends.llamacpp.requantize import requantize
+from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
+from edge_pc.cli import main
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
@@ -193,6 +195,33 @@ class TestRequantize:
             requantize(broken, out, "q8_0")
         assert out.read_text() == "as before"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.gguf", "out.gguf"]
+
+
+class TestExportCommand:
+    def test_a_requantized_file_can_be_used(self, tiny_gguf: Path, tmp_path: Path, capsys: Any) -> None:
+        out = tmp_path / "model.gguf"
+        command = ["export", str(tiny_gguf), "--backend", "llamacpp", "--quant", "q4_0", "-o", str(out)]
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert f"--backend llamacpp --model {out}" in printed.err
+        with Engine(out, backend="llamacpp", cache_dir=tmp_path) as engine:
+            assert engine.spec.quantization == "Q4_0"
+
+    def test_a_file_needs_a_place(self, tiny_gguf: Path, capsys: Any) -> None:
+        assert main(["export", str(tiny_gguf), "--backend", "llamacpp"]) == 2
+        assert "say where to: -o DIR" in capsys.readouterr().err
+
+    def test_a_pulled_model_is_put_beside_itself_once(self, tiny_gguf: Path, home: Path, capsys: Any) -> None:
+        pulled = models.gguf_path("smollm2")
+        pulled.parent.mkdir(parents=True)
+        pulled.write_bytes(tiny_gguf.read_bytes())
+        for says in ("is exported to", "is exported already", "is exported already"):
+            assert main(["export", "smollm2", "--backend", "llamacpp"]) == 0
+            assert says in capsys.readouterr().err
+        assert describe(requantized_path(pulled, "q8_0")).spec.quantization == "Q8_0"
+        assert main(["export", "smollm2", "--backend", "llamacpp", "--force"]) == 0
+        assert "is exported to" in capsys.readouterr().err
 
 
 def write_gemma2(path: Path, window: int) -> Path:

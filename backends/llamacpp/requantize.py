@@ -15,6 +15,11 @@ from edge_pc.errors import ModelError, OptionError
 FILE_TYPES = {"q8_0": 7, "q4_0": 2}
 
 
+def requantized_path(source: Path, quant: str) -> Path:
+    """Where a requantized file lies unless another place is named: beside its source."""
+    return source.with_name(f"{source.stem}-{quant}.gguf")
+
+
 def requantize(source: Path, out: Path, quant: str) -> Path:
     """Write `source` with other weights to `out`, which is replaced only when the new file is whole.
 

@@ -71,10 +71,10 @@ def model_path(options: BenchOptions, backend: str) -> Path:
         return options.gguf
     if options.model not in models.REGISTRY:
         raise ModelError(f"no GGUF file of {options.model} is known", hint="give one with --gguf FILE")
-    from edge_pc.backends.llamacpp.requantize import requantize
+    from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 
     source = models.locate(options.model, "gguf")
-    made = source.with_name(f"{source.stem}-{LLAMA_QUANT}.gguf")
+    made = requantized_path(source, LLAMA_QUANT)
     return made if made.is_file() else requantize(source, made, LLAMA_QUANT)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_pc._version import __version__
-from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
+from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.errors import ModelError
 from edge_pc.sizes import format_size
@@ -45,7 +45,13 @@ def pull(name: str, output: OutputOptions) -> None:
 
 @click.command(cls=GroupedCommand)
 @click.argument("model", metavar="MODEL")
-@option("-o", "--output", "folder", metavar="DIR", help="The folder to make.  [default for a pulled model: beside it]")
+@option(
+    "-o",
+    "--output",
+    "place",
+    metavar="DIR",
+    help="The folder to make; for llama.cpp the file.  [default for a pulled model: beside it]",
+)
 @option(
     "--bits",
     type=click.Choice(list(_BITS)),
@@ -53,26 +59,63 @@ def pull(name: str, output: OutputOptions) -> None:
     show_default=True,
     help="Of the weights; less is smaller and less exact.",
 )
+@option(
+    "--quant",
+    type=click.Choice(["q8_0", "q4_0"]),
+    default="q8_0",
+    show_default=True,
+    help="Of the weights with --backend llamacpp.",
+)
 @option("--force", is_flag=True, help="Export again what is there already.")
+@backend_option
 @output_options
-def export(model: str, folder: str | None, bits: str, force: bool, output: OutputOptions) -> None:
+def export(
+    model: str, place: str | None, bits: str, quant: str, force: bool, backend: str, output: OutputOptions
+) -> None:
     """Make a model ready to run.
 
     MODEL is a pulled model's name, a GGUF file, or a Hugging Face folder (config.json, safetensors, tokenizer.json).
+    llama.cpp runs GGUF files as they are; for it, a GGUF file is given weights that it has fast kernels for.
     """
+    from edge_pc import models
+    from edge_pc.backends import entry
+
+    if place is None and model not in models.REGISTRY:
+        raise click.UsageError("say where to: -o DIR")
+    if entry(backend).model_kind == "gguf":
+        _requantize(model, place, quant, force, Output(output))
+    else:
+        _export(model, place, _BITS[bits], force, Output(output))
+
+
+def _requantize(model: str, place: str | None, quant: str, force: bool, out: Output) -> None:
+    """A GGUF file with other weights."""
+    from edge_pc import models
+    from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
+
+    source = models.locate(model, "gguf")
+    target = Path(place) if place is not None else requantized_path(source, quant)
+    if place is None and not force and target.is_file():
+        out.note(f"{model} is exported already: {target}")
+    else:
+        out.note(f"requantizing {source} to {quant}")
+        requantize(source, target, quant)
+        out.note(f"{model} is exported to {target} ({format_size(target.stat().st_size)})")
+    out.note(f"use it with: --backend llamacpp --model {target}")
+
+
+def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output) -> None:
+    """An exported folder."""
     from edge_pc import models
     from edge_pc.export import export as export_model
 
-    out = Output(output)
     source = models.export_source(model)
-    if folder is None and model not in models.REGISTRY:
-        raise click.UsageError("say where to: -o DIR")
-    target = Path(folder) if folder is not None else models.export_folder(model, _BITS[bits])
+    target = Path(folder) if folder is not None else models.export_folder(model, bits)
     if folder is None and not force and _is_exported(target):
         out.note(f"{model} is exported already: {target}")
         return
     with out.progress(f"exporting {model}") as update:
-        export_model(source, target, bits=_BITS[bits], progress=lambda step, done, total: update(done, total, step))
+        export_model(source, target, bits=bits, progress=lambda step, done, total: update(done, total, step))
     out.note(f"{model} is exported to {target}")
     if model not in models.REGISTRY or target != models.export_folder(model):
         out.note(f"use it with: --model {target}")
