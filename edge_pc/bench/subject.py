@@ -23,6 +23,7 @@ from edge_pc.compare import in_place_plan
 from edge_pc.encoder import Encoder
 from edge_pc.engine import Engine
 from edge_pc.errors import CacheMissError
+from edge_pc.generate import PrefillStats
 from edge_pc.plan import PromptLayout
 from edge_pc.prefill import prefill_cached, prefill_full
 from edge_pc.store import Miss, StateStore
@@ -111,7 +112,7 @@ class EngineSubject:
         plan = self._in_place_plan(case)
         ways: dict[str, Way] = {
             "cached": lambda: self._after_another(lambda: self._cached(case)),
-            "again": lambda: self._twice(lambda: self._cached(case)),
+            "again": lambda: self._twice(lambda: self._cached(case, later_tokens=0)),
             "in_place": lambda: self._in_place(case, plan),
             "full": lambda: self._full_prefill(case),
         }
@@ -136,25 +137,18 @@ class EngineSubject:
         self.engine.store = StateStore(self.engine.store.path)
         self.engine.load_schema(case.schema)
 
-    def _cached(self, case: Case) -> Sample:
+    def _cached(self, case: Case, later_tokens: int = LATER_TOKENS) -> Sample:
         submitted = time.perf_counter()
         encoder, prompt = self.engine.lay_out(case.prompt)
         with closing(self.engine.backend.new_context(prompt.tokens + LATER_TOKENS + 1)) as context:
             started = prefill_cached(context, prompt, encoder, submitted, exact=False, strict=False)
             token = int(np.argmax(started.logits))
             ttft = time.perf_counter() - submitted
-            later = self._later_ms(context, token, started.position)
+            later = self._later_ms(context, token, started.position, later_tokens)
         missed = [module for module in started.stats.modules if not module.hit]
         if missed:
             raise CacheMissError(f"states that were just stored are not found: {missed[0].path}: {missed[0].reason}")
-        stats = started.stats
-        return {
-            "ttft": ttft * 1e3,
-            "parse": stats.parse_ms,
-            "assembly": stats.assembly_ms,
-            "forward": stats.forward_ms,
-            "later_token": later,
-        }
+        return _stages(ttft, started.stats) | ({"later_token": later} if later_tokens else {})
 
     def _full_prefill(self, case: Case) -> Sample:
         submitted = time.perf_counter()
@@ -169,13 +163,7 @@ class EngineSubject:
             started = prefill_full(context, prompt, submitted)
             int(np.argmax(started.logits))
             ttft = time.perf_counter() - submitted
-        stats = started.stats
-        return {
-            "ttft": ttft * 1e3,
-            "parse": stats.parse_ms,
-            "assembly": stats.assembly_ms,
-            "forward": stats.forward_ms,
-        }
+        return _stages(ttft, started.stats)
 
     def _in_place(self, case: Case, plan: Plan) -> Sample:
         with closing(self.engine.backend.new_context(plan.cached_tokens + len(plan.token_ids))) as context:
@@ -191,15 +179,12 @@ class EngineSubject:
         states = [encoder.obtain(encoding).states for encoding in prompt.encodings]
         return in_place_plan(prompt.cached_plan(states, exact=False))
 
-    def _later_ms(self, context: Context, token: int, position: int) -> float:
+    def _later_ms(self, context: Context, token: int, position: int, count: int) -> float:
+        """Milliseconds per token of `count` tokens behind the first; 0 for none."""
         began = time.perf_counter()
-        for index in range(LATER_TOKENS):
-            token = int(np.argmax(self._decode(context, token, position + index)))
-        return (time.perf_counter() - began) * 1e3 / LATER_TOKENS
-
-    def _decode(self, context: Context, token: int, position: int) -> Logits:
-        (logits,) = self.engine.backend.decode([DecodeStep(context, token, position)])
-        return logits
+        for index in range(count):
+            token = self._next_token(context, token, position + index)
+        return (time.perf_counter() - began) * 1e3 / count if count else 0.0
 
     def _next_token(self, context: Context, token: int, position: int) -> int:
         (logits,) = self.engine.backend.decode([DecodeStep(context, token, position)])
@@ -224,7 +209,7 @@ class EngineSubject:
         encoder, prompt = self.engine.lay_out(case.prompt)
         context = self.engine.backend.new_context(prompt.tokens + 1)
         started = prefill_cached(context, prompt, encoder, time.perf_counter(), exact=False, strict=True)
-        self._decode(context, int(np.argmax(started.logits)), started.position)
+        self._next_token(context, int(np.argmax(started.logits)), started.position)
         return context
 
     def raw_prefill(self, case: Case) -> float:
@@ -242,3 +227,12 @@ class EngineSubject:
         """Delete all states of the bench's store."""
         store = self.engine.store
         store.remove([entry.key for entry in store.entries()])
+
+
+def _stages(ttft_s: float, stats: PrefillStats) -> Sample:
+    return {
+        "ttft": ttft_s * 1e3,
+        "parse": stats.parse_ms,
+        "assembly": stats.assembly_ms,
+        "forward": stats.forward_ms,
+    }

@@ -157,7 +157,8 @@ class _Point:
 
         full, reuse = rounds(self.shape.tokens), rounds(self.shape.new)
         with self.subject.ways(self.case) as ways:
-            samples = interleave(ways, {way: full if way == LAST else reuse for way in ways})
+            wanted = {name: way for name, way in ways.items() if name != "again" or "length" in self.axes}
+            samples = interleave(wanted, {name: full if name == LAST else reuse for name in wanted})
         for way, taken in sorted(samples.items(), key=lambda item: item[0] == LAST):
             row = self._row(prepared, way, "warm") | describe_samples(taken)
             self.section.add(_key(self.backend, self.shape, "warm", way), row)
