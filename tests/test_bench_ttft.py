@@ -242,6 +242,16 @@ def test_states_lie_apart_and_go_at_the_end(home: Path) -> None:
     assert folder.exists(), "an interrupted bench goes on with them"
 
 
+def test_two_benches_at_once_would_measure_each_other(home: Path) -> None:
+    from edge_pc.errors import OptionError
+
+    with states_folder(BenchOptions()) as folder:
+        (folder / "x").mkdir()
+        with pytest.raises(OptionError, match="another bench"), states_folder(BenchOptions()):
+            pass
+        assert (folder / "x").exists()
+
+
 def test_a_folder_of_ones_own_is_kept(tmp_path: Path) -> None:
     with states_folder(BenchOptions(cache_dir=tmp_path / "mine")) as folder:
         pass

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from edge_pc import models
 from edge_pc.backends import BACKENDS, entry
 from edge_pc.cpu import allowed_cpus
 from edge_pc.engine import Engine
-from edge_pc.errors import MissingDependencyError, ModelError
+from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 
 STATES_FOLDER = "bench-states"
 LLAMA_QUANT = "q8_0"
@@ -29,7 +31,8 @@ class BenchOptions:
         gguf: the file for the llama.cpp backend; None: of a registered model, its weights in Q8_0 (made once).
         backends: names; empty: all that are installed.
         threads: compute threads; None: the search chooses.
-        cache_dir: where states lie meanwhile; None: a folder below `models.home()`, deleted at the end.
+        cache_dir: where states lie meanwhile, each deleted when it is not needed any more; None: a folder below
+            `models.home()`, deleted at the end.
     """
 
     model: str = "smollm2"
@@ -84,12 +87,25 @@ def states_folder(options: BenchOptions) -> Iterator[Path]:
 
     Below the home, not in the system's folder for temporary files: that one is often in memory, and nothing is ever
     cold there. After an interruption the folder is left to the next run, which deletes it.
+
+    Raises:
+        OptionError: another bench uses the folder now.
     """
     folder = options.cache_dir or models.make_home() / STATES_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    yield folder
-    if options.cache_dir is None:
-        shutil.rmtree(folder, ignore_errors=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as exc:
+        raise OptionError(
+            f"another bench is running on {folder}", hint="wait for it: two at once would measure each other"
+        ) from exc
+    try:
+        yield folder
+        if options.cache_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        lock.release()
 
 
 def open_engine(options: BenchOptions, backend: str, folder: Path, threads: int | None = None) -> Engine:

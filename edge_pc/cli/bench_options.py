@@ -69,7 +69,7 @@ measurement_options = grouped(
         "--bench-dir",
         group=_MODEL,
         metavar="DIR",
-        help="Where states lie while they are measured; kept.  [default: below the cache home, deleted at the end]",
+        help="A folder for the states while they are measured.  [default: below the cache home, deleted at the end]",
     ),
     option(
         "-o",
