@@ -124,7 +124,9 @@ def measure(section: Section, lab: Lab, subject: Subject, settings: FidelitySett
     for key, condition in todo.items():
         row: Row = {"group": condition.group, "condition": condition.name, "item": subject.key}
         try:
-            laid_out = lab.lay_out(condition.schema, condition.selection, condition.variant)
+            laid_out = lab.lay_out(
+                condition.schema, condition.selection, condition.variant, answer_tokens=settings.answer_tokens
+            )
         except (ContextLengthError, PMLError) as exc:  # too long for this model's positions, or for a slot
             section.add(key, row | {"skipped": exc.message.splitlines()[0]})
             continue

@@ -126,17 +126,19 @@ class Lab:
         spec = self.spec
         return lay_out(schema, self.tokenizer, self.template, bos_id=spec.bos_id, max_positions=spec.max_positions)
 
-    def lay_out(self, schema: Schema, selection: Selection, variant: Variant = Variant()) -> LaidOut:
+    def lay_out(
+        self, schema: Schema, selection: Selection, variant: Variant = Variant(), *, answer_tokens: int = 1
+    ) -> LaidOut:
         """Give a checked prompt its tokens and positions.
 
         Raises:
-            ContextLengthError: the schema or the prompt is longer than the model's positions.
+            ContextLengthError: the schema, or the prompt and its answer, are longer than the model's positions.
         """
         layout = self.lay_out_schema(schema)
         options = EncodingOptions(variant.encoding, variant.placeholder, self._unk_id)
         encodings = SchemaEncodings(layout, (self.spec.fingerprint, self.backend.kv_layout.name), options)
         prompt = lay_out_prompt(selection, encodings, layout, self.tokenizer, self.template, variant.tail)
-        check_length(prompt, 1, self.spec.max_positions)
+        check_length(prompt, answer_tokens, self.spec.max_positions)
         return LaidOut(prompt, Encoder(self.backend, self.store, layout, encodings, self._model))
 
     def cached(self, laid_out: LaidOut) -> Ready:
@@ -210,7 +212,9 @@ class Lab:
 def open_lab(options: BenchOptions, backend: str) -> Lab:
     """A lab for what a bench was asked to measure; its caller closes it."""
     path = model_path(options, backend)
-    return Lab(path, backend=backend, threads=options.threads, folder=options.cache_dir or models.make_home())
+    folder = options.cache_dir or models.make_home()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Lab(path, backend=backend, threads=options.threads, folder=folder)
 
 
 def log_probability(logits: Logits, token: int) -> float:
