@@ -17,11 +17,11 @@ import pytest
 from reference import Reference
 
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
-from edge_pc.backends.llamacpp import pool as pooling
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.cells import LANES
+from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.session import SEQUENCES
-from edge_pc.errors import ContextLengthError, StatesError
+from edge_pc.errors import ContextLengthError, ModelError, StatesError
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 
@@ -44,8 +44,12 @@ def check_books(backend: LlamaCppBackend) -> None:
     """Our books are what libllama has: each sequence's cells, in the order of their places."""
     cells, blobs = backend._pool.cells, backend._pool.blobs
     for sequence in range(SEQUENCES):
-        kept = cells._labels[cells._members[sequence]].tolist()
-        assert blobs.positions(backend._pool.session.read(sequence)).tolist() == kept
+        kept = cells.labels(sequence)
+        assert cells._session._library.llama_memory_seq_pos_max(cells._session._memory, sequence) == cells.last(
+            sequence
+        )
+        if len(kept):
+            assert np.array_equal(blobs.positions(cells.read(sequence)), kept)
     assert np.array_equal(cells._owners, cells._members.sum(axis=0))
 
 
@@ -75,7 +79,7 @@ def served(backend: LlamaCppBackend, plan: Plan) -> Any:
 def used(backend: LlamaCppBackend) -> int:
     """Cells in use, modules that nobody uses left out."""
     backend._pool.residents.evict_idle()
-    return backend._pool.session.cells - backend._pool.cells.free
+    return backend._pool.cells.size - backend._pool.cells.free
 
 
 class TestSharing:
@@ -104,7 +108,7 @@ class TestSharing:
         served(backend, plan_of([whole(encoded(backend, 0, 400))], 400, 408))
         with closing(backend.new_context(10)) as context:
             context.prefill(plan_of([], 0, 10))
-            assert backend._pool.session.cells - backend._pool.cells.free == 10
+            assert backend._pool.cells.size - backend._pool.cells.free == 10
 
     def test_a_module_in_use_stays_for_its_prompt(self, backend: LlamaCppBackend) -> None:
         module = encoded(backend, 0, 100)
@@ -332,38 +336,43 @@ class TestNothingStays:
 
 
 class TestRoom:
-    def test_a_prompt_larger_than_the_cache_makes_it_grow(self, tiny_gguf: Path) -> None:
+    def test_a_prompt_larger_than_the_cache(self, tiny_gguf: Path) -> None:
         with closing(LlamaCppBackend(tiny_gguf, n_ctx=256)) as backend:
             module = encoded(backend, 0, 600)
             assert np.array_equal(
                 served(backend, plan_of([whole(module)], 600, 620)), served(backend, plan_of([], 0, 620))
             )
+            check_books(backend)
 
-    def test_what_an_answer_may_need_is_kept_for_it(self, backend: LlamaCppBackend) -> None:
-        room = backend._pool.session.cells
-        with closing(backend.new_context(room - 300)) as first, closing(backend.new_context(250)) as second:
-            first.prefill(plan_of([], 0, 10))
-            with pytest.raises(ContextLengthError, match="close other prompts"):
-                second.prefill(plan_of([], 0, 240))
-            served(backend, plan_of([], 0, 30))
+    def test_open_prompts_move_into_a_larger_cache(self, backend: LlamaCppBackend) -> None:
+        """Every cell keeps its place, its label and its prompts: answers go on as if nothing had been."""
+        module, size = encoded(backend, 0, 60), backend._pool.cells.size
+        plans = [plan_of([whole(module)], 60, 73), plan_of([whole(module)], 200, 210), plan_of([], 300, 311)]
+        wanted = [answer(backend, plan) for plan in plans]
+        with ExitStack() as opened:
+            contexts = [opened.enter_context(closing(backend.new_context(90))) for _ in range(5)]
+            for context, plan in zip(contexts, [plans[0], plans[0], *plans[1:], plans[2]], strict=True):
+                context.prefill(plan)
+            contexts.pop(0).prefill(plans[2])  # leaves free places in the middle
+            before = [backend._pool.cells.places(context.sequence) for context in contexts]
+            alone = served(backend, plan_of([], 0, 30))
+            opened.enter_context(closing(big := backend.new_context(900)))
+            big.prefill(plan_of([], 0, 880))
+            assert backend._pool.cells.size > size
+            check_books(backend)
+            for context, places in zip(contexts, before, strict=True):
+                assert np.array_equal(backend._pool.cells.places(context.sequence), places)
+            for context, plan, logits in zip(contexts, plans, wanted, strict=False):
+                np.testing.assert_allclose(go_on(backend, context, plan), logits, atol=1e-2)
+            assert np.array_equal(served(backend, plan_of([], 0, 30)), alone)
+        assert used(backend) == 0
 
-    def test_a_prompt_waits_for_those_of_other_threads(self, backend: LlamaCppBackend) -> None:
-        room = backend._pool.session.cells
-        first = backend.new_context(room - 300)
-        first.prefill(plan_of([], 0, 10))
-        with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(served, backend, plan_of([], 0, 240))
-            with pytest.raises(TimeoutError):
-                waiting.result(timeout=0.2)
-            first.close()
-            assert np.array_equal(waiting.result(timeout=60), served(backend, plan_of([], 0, 240)))
-
-    def test_it_does_not_wait_for_ever(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pooling, "_WAIT_SECONDS", 0.05)
-        with closing(backend.new_context(backend._pool.session.cells - 300)) as first:
-            first.prefill(plan_of([], 0, 10))
-            with ThreadPoolExecutor(1) as thread, pytest.raises(ContextLengthError, match="open prompts"):
-                thread.submit(served, backend, plan_of([], 0, 240)).result(timeout=60)
+    def test_an_answer_longer_than_its_capacity(self, tiny_gguf: Path) -> None:
+        with closing(LlamaCppBackend(tiny_gguf, n_ctx=256)) as backend, closing(backend.new_context(10)) as context:
+            context.prefill(plan_of([], 0, 10))
+            for position in range(10, 300):
+                [logits] = backend.decode([DecodeStep(context, int(TEXT[position]), position)])
+            np.testing.assert_allclose(logits, served(backend, plan_of([], 0, 300)), atol=1e-2)
 
     def test_too_many_open_prompts(self, backend: LlamaCppBackend) -> None:
         with ExitStack() as opened:
@@ -372,6 +381,19 @@ class TestRoom:
             with pytest.raises(ContextLengthError, match="open at once"):
                 backend.new_context(2)
         served(backend, plan_of([], 0, 10))
+
+
+def test_what_is_still_open_when_the_model_is_closed(tiny_gguf: Path) -> None:
+    backend = LlamaCppBackend(tiny_gguf)
+    context = backend.new_context(40)
+    context.prefill(plan_of([whole(encoded(backend, 0, 20))], 20, 30))
+    backend.close()
+    backend.close()
+    with pytest.raises(ModelError, match="closed"):
+        backend.decode([DecodeStep(context, 10, 30)])
+    with pytest.raises(ModelError, match="closed"):
+        context.prefill(plan_of([], 0, 10))
+    context.close()
 
 
 def test_eight_threads(backend: LlamaCppBackend) -> None:
@@ -396,10 +418,15 @@ def answer(backend: LlamaCppBackend, plan: Plan) -> Any:
     """Logits of the third token of an answer."""
     with closing(backend.new_context(plan.cached_tokens + len(plan.token_ids) + 2)) as context:
         context.prefill(plan)
-        end = int(plan.position_ids[-1]) + 1
-        for position in (end, end + 1):
-            [logits] = backend.decode([DecodeStep(context, int(TEXT[position]), position)])
-        return logits
+        return go_on(backend, context, plan)
+
+
+def go_on(backend: LlamaCppBackend, context: LlamaCppContext, plan: Plan) -> Any:
+    """Logits of the third token of an answer, the prompt being prefilled."""
+    end = int(plan.position_ids[-1]) + 1
+    for position in (end, end + 1):
+        [logits] = backend.decode([DecodeStep(context, int(TEXT[position]), position)])
+    return logits
 
 
 def count_calls(backend: LlamaCppBackend) -> list[int]:
@@ -413,7 +440,7 @@ def count_writes(backend: LlamaCppBackend) -> list[int]:
 
 
 def _record(backend: LlamaCppBackend, name: str, what: Any) -> list[int]:
-    session, calls = backend._pool.session, []
+    session, calls = backend._pool.cells._session, []
     original = getattr(session, name)
 
     def recording(*arguments: Any) -> Any:

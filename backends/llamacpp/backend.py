@@ -16,7 +16,8 @@ from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.describe import describe
 from edge_pc.backends.llamacpp.library import load_library
 from edge_pc.backends.llamacpp.log import native_log
-from edge_pc.backends.llamacpp.pool import DEFAULT_CELLS, Pool
+from edge_pc.backends.llamacpp.pool import Pool
+from edge_pc.backends.llamacpp.selfcheck import check_cache
 from edge_pc.backends.llamacpp.session import Session
 from edge_pc.cpu import allowed_cpus
 from edge_pc.errors import ModelError, OptionError
@@ -29,7 +30,7 @@ class LlamaCppBackend:
         path: the GGUF file.
         options: threads and verbosity; states are stored in float16, as they are computed, whatever `kv_storage`
             says, and there is no other provider than `cpu`.
-        n_ctx: cells of the shared cache; more are taken when one prompt needs more.
+        n_ctx: cells of the shared cache to begin with; it grows when the open prompts need more.
 
     Raises:
         MissingDependencyError: llama-cpp-python is not installed or does not load.
@@ -55,8 +56,8 @@ class LlamaCppBackend:
             self.chat_template = described.chat_template
             blobs = BlobFormat(self.spec.layers, self.spec.kv_heads * self.spec.head_dim)
             self.kv_layout = blobs.kv_layout(library.LLAMA_STATE_SEQ_VERSION)
-            self._pool = Pool(self._open_session, blobs, n_ctx or DEFAULT_CELLS)
-            self._pool.cells.check_against_library()
+            self._pool = Pool(self._open_session, blobs, n_ctx)
+            check_cache(self._pool.cells, blobs)
         except BaseException:
             library.llama_model_free(self._model)
             raise
@@ -65,19 +66,16 @@ class LlamaCppBackend:
         """A context with room for `capacity` cells.
 
         Raises:
-            ContextLengthError: too many contexts are open.
+            ContextLengthError: too many contexts are open at once.
         """
         return LlamaCppContext(self._pool, self.kv_layout, capacity)
 
     def decode(self, steps: Sequence[DecodeStep]) -> list[Logits]:
-        """Compute the next token of each context in one pass over the weights.
-
-        Raises:
-            ContextLengthError: the cache is full.
-        """
+        """Compute the next token of each context in one pass over the weights."""
         contexts: list[LlamaCppContext] = [step.context for step in steps]  # type: ignore[misc]
         pool = self._pool
         with pool.lock:
+            pool.make_room(2 * len(steps))  # a cell for each token, and one for each label that must change
             for context, step in zip(contexts, steps, strict=True):
                 context.continue_at(step.position_id)
             rows = range(len(steps))
@@ -87,11 +85,14 @@ class LlamaCppBackend:
                 np.array([context.sequence for context in contexts], dtype=np.int32),
                 rows,
             )
-            return [pool.session.logits(row) for row in rows]
+            return [pool.cells.logits(row) for row in rows]
 
     def close(self) -> None:
+        """Free cache and model; contexts that are still open can only be closed then."""
         self._pool.close()
-        self._library.llama_model_free(self._model)
+        model, self._model = self._model, None
+        if model is not None:
+            self._library.llama_model_free(model)
 
     def _open_session(self, cells: int) -> Session:
         return Session(self._library, self._model, cells, self._threads)

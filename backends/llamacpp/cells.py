@@ -1,7 +1,7 @@
 """Which cells of libllama's cache each sequence has: every change of the cache goes through here.
 
 libllama tells neither which cells are free nor where a sequence's cells lie, so this keeps the same books. New cells
-take the lowest free places, in order (checked on a known state when a model is opened).
+take the lowest free places, in order (`selfcheck.py` sees to it when a model is opened).
 
 Places matter for the last bits of a result. Attention sums over places 16 at a time, so two prompts add up alike when
 their cells are in the same order and each lies in the same *lane* (its place modulo 16); places between them that
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import IntArray
+from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
 from edge_pc.backends.llamacpp.session import SEQUENCES, Session
-from edge_pc.errors import ContextLengthError, ModelError, StatesError
+from edge_pc.errors import ContextLengthError
 
 LANES = 16
 
-# Sequences with a fixed part: cells in transit, and cells that only hold a place.
-TRANSIT, PLUGS = 0, 1
-FIRST_SEQUENCE = 2
+# Sequences with a fixed part: cells in transit, cells that only hold a place, places to be left free.
+TRANSIT, PLUGS, HOLES = 0, 1, 2
+FIRST_SEQUENCE = 3
 
 _END = np.iinfo(np.int32).max
 
@@ -39,24 +39,28 @@ class Cells:
     """
 
     def __init__(self, session: Session, blobs: BlobFormat) -> None:
-        self._session = session
         self._blobs = blobs
+        self._start(session)
+
+    def _start(self, session: Session) -> None:
+        self._session = session
         self._labels = np.full(session.cells, -1, dtype=np.int32)
         self._members = np.zeros((SEQUENCES, session.cells), dtype=np.bool_)
         self._owners = np.zeros(session.cells, dtype=np.int16)
+
+    @property
+    def size(self) -> int:
+        """All cells there are."""
+        return self._session.cells
 
     @property
     def free(self) -> int:
         """Cells that no sequence has."""
         return int(np.count_nonzero(self._owners == 0))
 
-    def count(self, sequence: int) -> int:
-        """Cells of a sequence."""
-        return int(np.count_nonzero(self._members[sequence]))
-
-    def alone(self, sequence: int) -> int:
-        """Cells that only this sequence has."""
-        return int(np.count_nonzero(self._members[sequence] & (self._owners == 1)))
+    def labels(self, sequence: int) -> IntArray:
+        """Labels of a sequence's cells, in the order of their places."""
+        return self._labels[self._members[sequence]]
 
     def places(self, sequence: int, start: int = 0, stop: int = _END) -> IntArray:
         """Places of a sequence's cells labelled `[start, stop)`, by ascending label."""
@@ -65,7 +69,7 @@ class Cells:
 
     def last(self, sequence: int) -> int:
         """The largest position label in a sequence, -1 when it is empty."""
-        return int(self._labels[self._members[sequence]].max(initial=-1))
+        return int(self.labels(sequence).max(initial=-1))
 
     def load(self, sequence: int, blob: Bytes, labels: IntArray) -> None:
         """Fill an empty sequence with a blob's cells.
@@ -124,6 +128,14 @@ class Cells:
         """The blob of a sequence, in the order of places."""
         return self._session.read(sequence)
 
+    def logits(self, row: int) -> Logits:
+        """Logits of an output row of the last `compute`, float32 `[vocab]`."""
+        return self._session.logits(row)
+
+    def close(self) -> None:
+        """Free the cache."""
+        self._session.close()
+
     def in_lanes(self, places: IntArray) -> bool:
         """Whether cells of a prompt, in position order, lie as full prefill would put them."""
         return bool(np.all(np.diff(places) > 0) and np.all(places % LANES == np.arange(len(places)) % LANES))
@@ -155,42 +167,33 @@ class Cells:
         for place in plugs.tolist():
             self.drop(PLUGS, place, place + 1)
 
-    def check_against_library(self) -> None:
-        """Let known states go through libllama: they must come back as they were, in the places kept in the books.
+    def move_to(self, session: Session) -> None:
+        """Go on in a larger cache, which is empty: every cell keeps its place, its label and its sequences.
 
-        Raises:
-            ModelError: this libllama's states or its choice of places are not as expected.
+        The old one is closed.
         """
-        rng = np.random.default_rng(0)
-        blobs = []
-        for start, count in ((0, 3), (10, 2), (20, 4)):
-            labels = np.arange(start, start + count, dtype=np.int32)
-            blob = self._blobs.build(labels)
-            parts = self._blobs.parts(blob, count)
-            parts.keys[:] = rng.integers(0, 60, parts.keys.shape)
-            parts.values[:] = rng.integers(0, 60, parts.values.shape)
-            blobs.append((blob, labels))
-        try:
-            for sequence, (blob, labels) in enumerate(blobs, FIRST_SEQUENCE):
-                if sequence == FIRST_SEQUENCE + 2:
-                    self.drop(FIRST_SEQUENCE)  # leaves three free places below the others
-                self.load(sequence, blob, labels)
-                self._blobs.frame(blob, labels, sequence)
-                if not np.array_equal(self._session.read(sequence), blob):
-                    raise StatesError("a state does not come back as it was")
-            for sequence in (FIRST_SEQUENCE + 1, FIRST_SEQUENCE + 2):
-                self.join(sequence, TRANSIT)
-            order = self._blobs.positions(self._session.read(TRANSIT))
-            if order.tolist() != self._labels[self._members[TRANSIT]].tolist():
-                raise StatesError("cells are not put into the lowest free places")
-        except (StatesError, ValueError) as exc:
-            raise ModelError(
-                f"this libllama keeps its cache otherwise than this version of edge-pc expects: {exc}",
-                hint="install the llama-cpp-python that edge-pc was tested with",
-            ) from exc
-        finally:
-            for sequence in range(FIRST_SEQUENCE + 3):
-                self.drop(sequence)
+        for sequence in range(FIRST_SEQUENCE, SEQUENCES):
+            self._session.join(sequence, TRANSIT, 0, _END)
+        self._session.join(PLUGS, TRANSIT, 0, _END)
+        everything = self._session.read(TRANSIT)
+        self._session.close()
+        labels, members, owners = self._labels, self._members, self._owners
+        self._start(session)
+        index = np.cumsum(owners > 0, dtype=np.int32) - 1  # of a place's cell in the blob
+        end = int(np.flatnonzero(owners)[-1]) + 1 if owners.any() else 0
+        changes = np.flatnonzero(np.any(members[:, 1:end] != members[:, : max(end - 1, 0)], axis=0)) + 1
+        for piece in np.split(np.arange(end, dtype=np.int32), changes):
+            if not len(piece):
+                continue
+            if owners[piece[0]]:
+                self.load(TRANSIT, self._blobs.take(everything, index[piece], labels[piece]), labels[piece])
+                for sequence in np.flatnonzero(members[:, piece[0]]).tolist():
+                    self.join(TRANSIT, sequence)
+            else:
+                self.load(TRANSIT, self._blobs.build(piece), piece)
+                self.join(TRANSIT, HOLES)
+            self.drop(TRANSIT)
+        self.drop(HOLES)
 
     def _within(self, sequence: int, start: int, stop: int) -> NDArray[np.bool_]:
         within: NDArray[np.bool_] = self._members[sequence] & (self._labels >= start) & (self._labels < stop)

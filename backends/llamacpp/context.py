@@ -10,7 +10,6 @@ them, and shifting positions rotates keys.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -39,30 +38,22 @@ class LlamaCppContext:
 
     Attributes:
         sequence: its sequence in the cache.
-        thread: that used it last.
     """
 
     def __init__(self, pool: Pool, layout: KVLayout, capacity: int) -> None:
-        self.capacity = capacity
-        self.thread = threading.get_ident()
         self._pool = pool
         self._layout = layout
-        self._admitted = False
+        self._capacity = capacity
         self._held: list[KVStates] = []
         self._plugs: list[IntArray] = []
         self._relabelled: dict[int, int] = {}
-        self.sequence = pool.enter(self)
-
-    @property
-    def reserved(self) -> int:
-        """Cells that it may still come to need."""
-        return max(0, self.capacity - self._pool.cells.count(self.sequence)) if self._admitted else 0
+        self.sequence = pool.take_sequence()
 
     def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
         """Join or load the plan's spans, compute its run; the logits are of the run's last token.
 
         Raises:
-            ContextLengthError: there is no room in the cache.
+            ModelError: there is not enough memory.
             StatesError: states of a span are not in the expected format.
         """
         try:
@@ -92,18 +83,16 @@ class LlamaCppContext:
     def close(self) -> None:
         with self._pool.lock:
             self._clear()
-            self._pool.leave(self)
+            self._pool.give_back(self.sequence)
 
     def _prefill(self, plan: Plan, progress: Progress | None) -> Prefill:
         started = time.perf_counter()
         todo = list(steps(plan))
         with self._pool.lock:
             self._clear()
-            self.thread = threading.get_ident()
-            self._pool.admit(plan, self)
-            self._admitted = True
+            self._pool.admit(plan, self._capacity)
             sources = self._hold(plan, todo)
-        logits, forward = np.empty(0, dtype=np.float32), 0.0
+        logits, computed, forward = np.empty(0, dtype=np.float32), 0, 0.0
         for step in todo:
             if isinstance(step, Place):
                 self._place(plan, step, sources[step.span])
@@ -111,11 +100,12 @@ class LlamaCppContext:
             began = time.perf_counter()
             for start, stop in batches(step.start, step.stop, BATCH_TOKENS):
                 logits = self._compute(plan, start, stop)
+                computed += stop - start
                 if progress:
                     progress(stop - start)
             forward += time.perf_counter() - began
         assembly = time.perf_counter() - started - forward
-        return Prefill(logits, len(plan.token_ids), assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)
+        return Prefill(logits, computed, assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)
 
     def _hold(self, plan: Plan, todo: list[Place | Compute]) -> list[int | None]:
         """The resident sequence of each span; None where its cells are to be copied.
@@ -194,14 +184,14 @@ class LlamaCppContext:
             cells.compute(token_ids, position_ids, sequences, [row] if last else [])
             if companion:
                 cells.drop(self.sequence, int(position_ids[1]), int(position_ids[1]) + 1)
-            return self._pool.session.logits(row) if last else np.empty(0, dtype=np.float32)
+            return cells.logits(row) if last else np.empty(0, dtype=np.float32)
 
     def _align(self, count: int, exact: bool) -> None:
         """Let the next cells lie in lanes behind the present ones, if these do."""
         cells = self._pool.cells
         places = cells.places(self.sequence)
         if cells.in_lanes(places):
-            limit = self._pool.session.cells if exact else _PLUG_LIMIT
+            limit = cells.size if exact else _PLUG_LIMIT
             self._plugs.append(cells.align(len(places), int(places.max(initial=-1)), count, limit))
 
     def _read(self, positions: IntArray) -> Bytes:
@@ -238,5 +228,3 @@ class LlamaCppContext:
         self._plugs.clear()
         self._relabelled.clear()
         self._release()
-        self._admitted = False
-        self._pool.lock.notify_all()

@@ -76,10 +76,12 @@ class Session:
         Raises:
             ModelError: libllama refused or failed; nothing of the batch is left in the cache.
         """
+        self._require_open()
+        native_log.take_error()
         batch = self._batch.filled(token_ids, position_ids, sequences, outputs)
         code = self._library.llama_decode(self._context, batch)
         if code:
-            reason = native_log.take_error() or "the cache is full" if code == 1 else f"code {code}"
+            reason = native_log.take_error() or f"code {code}"
             raise ModelError(f"libllama cannot compute {len(token_ids)} tokens: {reason}")
 
     def logits(self, row: int) -> Logits:
@@ -89,11 +91,13 @@ class Session:
 
     def join(self, source: int, target: int, start: int, stop: int) -> None:
         """Let `target` share the cells of `source` at positions `[start, stop)`."""
+        self._require_open()
         self._library.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def drop(self, sequence: int, start: int = 0, stop: int = _TO_THE_END) -> None:
-        """Take the cells at positions `[start, stop)` from a sequence."""
-        self._library.llama_memory_seq_rm(self._memory, sequence, start, stop)
+        """Take the cells at positions `[start, stop)` from a sequence; nothing is left to take when all is closed."""
+        if self._context is not None:
+            self._library.llama_memory_seq_rm(self._memory, sequence, start, stop)
 
     def write(self, sequence: int, blob: Bytes) -> None:
         """Replace a sequence by the cells of a blob.
@@ -101,12 +105,15 @@ class Session:
         Raises:
             StatesError: libllama refused it; the sequence is empty then.
         """
+        self._require_open()
+        native_log.take_error()
         read = self._library.llama_state_seq_set_data(self._context, self._address(blob), len(blob), sequence)
         if read != len(blob):
             raise StatesError(f"libllama refused KV states: {native_log.take_error() or f'{read} bytes read'}")
 
     def read(self, sequence: int) -> Bytes:
         """The blob of a sequence."""
+        self._require_open()
         size = self._library.llama_state_seq_get_size(self._context, sequence)
         blob: Bytes = np.empty(size, dtype=np.uint8)
         written = self._library.llama_state_seq_get_data(self._context, self._address(blob), size, sequence)
@@ -115,9 +122,15 @@ class Session:
         return blob
 
     def close(self) -> None:
-        """Free the context."""
-        self._library.llama_free(self._context)
-        self._context = None
+        """Free the context; a second time nothing happens."""
+        context, self._context = self._context, None
+        if context is not None:
+            self._library.llama_free(context)
+
+    def _require_open(self) -> None:
+        # A call on memory that was freed would take the process down.
+        if self._context is None:
+            raise ModelError("the model is closed", hint="use the engine only until it is closed")
 
     def _address(self, blob: NDArray[Any]) -> Any:
         return ctypes.cast(blob.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

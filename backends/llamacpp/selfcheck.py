@@ -1,0 +1,47 @@
+"""Checks on known states what is taken for granted of libllama's cache, though no document promises it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_pc.backends.llamacpp.blob import BlobFormat
+from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, TRANSIT, Cells
+from edge_pc.errors import ModelError, StatesError
+
+
+def check_cache(cells: Cells, blobs: BlobFormat) -> None:
+    """Let states go through an empty cache: they must come back as they were, from the places that the books say.
+
+    Raises:
+        ModelError: this libllama's states or its choice of places are not as expected.
+    """
+    try:
+        _check(cells, blobs)
+    except (StatesError, ValueError) as exc:
+        raise ModelError(
+            f"this libllama keeps its cache otherwise than this version of edge-pc expects: {exc}",
+            hint="install the llama-cpp-python that edge-pc was tested with",
+        ) from exc
+
+
+def _check(cells: Cells, blobs: BlobFormat) -> None:
+    rng = np.random.default_rng(0)
+    first, second, third = range(FIRST_SEQUENCE, FIRST_SEQUENCE + 3)
+    for sequence, start, count in ((first, 0, 3), (second, 10, 2), (third, 20, 4)):
+        labels = np.arange(start, start + count, dtype=np.int32)
+        blob = blobs.build(labels)
+        parts = blobs.parts(blob, count)
+        parts.keys[:] = rng.integers(0, 60, parts.keys.shape)
+        parts.values[:] = rng.integers(0, 60, parts.values.shape)
+        if sequence == third:
+            cells.drop(first)  # leaves three free places below the others
+        cells.load(sequence, blob, labels)
+        blobs.frame(blob, labels, sequence)
+        if not np.array_equal(cells.read(sequence), blob):
+            raise StatesError("a state does not come back as it was")
+    for sequence in (second, third):
+        cells.join(sequence, TRANSIT)
+    if not np.array_equal(blobs.positions(cells.read(TRANSIT)), cells.labels(TRANSIT)):
+        raise StatesError("cells are not put into the lowest free places")
+    for sequence in (TRANSIT, second, third):
+        cells.drop(sequence)
