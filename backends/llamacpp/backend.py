@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,10 +48,12 @@ class LlamaCppBackend:
         native_log.attach(library, verbose=options.verbose)
         self._library = library
         self._threads = options.threads or allowed_cpus()
-        self._model = _open_model(library, path)
+        with ThreadPoolExecutor(1) as pool:  # libllama reads the weights and does not hold the interpreter
+            reading = pool.submit(describe, path)
+            self._model = _open_model(library, path)
         try:
             check_composable(library, self._model, path)
-            described = describe(path)
+            described = reading.result()
             self.spec = described.spec
             self.tokenizer = described.tokenizer
             self.chat_template = described.chat_template
