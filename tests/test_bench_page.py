@@ -67,10 +67,30 @@ def test_a_page_has_everything_inside(made_up: Path) -> None:
 def test_a_page_says_where_reuse_is_worse_and_what_is_timed(made_up: Path) -> None:
     text = page(Report.load(made_up))
     titles = _Reader(text).titles
-    assert {"Where reuse is worse: slower than full prefill", "What is timed", "Machine"} <= set(titles)
+    assert {"Where reuse is worse", "Slower than full prefill", "What is timed", "Machine"} <= set(titles)
     worse = text.split("Where reuse is worse", 1)[1].split("</table>", 1)[0]
     assert re.search(r">16</td><td [^>]*>32</td>", worse)
     assert "20 to 70 ×" in text
+
+
+def test_a_page_says_where_answers_are_worse(tmp_path: Path) -> None:
+    report = bench_tools.made_up_report(tmp_path / "r.json")
+    interval = {"mean": -0.02, "low": -0.05, "high": 0.01}
+    score = {
+        "full": {"mean": 0.3, "low": 0.2, "high": 0.4},
+        "cached": {"mean": 0.28, "low": 0.2, "high": 0.4},
+        "test": {"difference": interval, "p_value": 0.2, "better": 3, "worse": 5, "equal": 2},
+    }
+    report.section("accuracy", {}).summarize({"quiz": {"items": 10, "metric": "f1", "scores": {"f1": score}}})
+    condition = {
+        "group": "gaps", "condition": "6000", "items": 4, "kl": {"mean": 0.9, "low": 0.8, "high": 1.0},
+        "loss_nats_per_token": None, "same_first_token": 0.5, "same_answer": 0.25, "close": False,
+    }  # fmt: skip
+    report.section("fidelity", {}).summarize({"conditions": [condition, condition | {"condition": "0", "close": True}]})
+    worse = page(report).split("Worse answers", 1)[1].split("</ul>", 1)[0]
+    assert "quiz: f1 changes by -2.0 [-5.0, +1.0] points (p = 0.20)" in worse
+    assert "gaps, 6000: KL 0.900" in worse
+    assert "gaps, 0:" not in worse
 
 
 def test_a_page_of_an_interrupted_report(tmp_path: Path) -> None:

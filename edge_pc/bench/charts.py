@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 # Of the paper's Figure 4: speed-ups on CPUs at about 5000 tokens.
 _PAPER_TOKENS, _PAPER_LOW, _PAPER_HIGH = 5000, 20, 70
 _STAGES = ("parse", "assembly", "forward")
-_HATCHES = ("", "////", "xxxx", "....", "\\\\\\\\")
-_GREYS = ("#ffffff", "#d9d9d9", "#a6a6a6", "#737373", "#404040")
+_FILLS = (("#ffffff", ""), ("#b0b0b0", "////"), ("#e4e4e4", "...."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,8 @@ def style(backend: str, way: str) -> Style:
     return Style(color, dashes, marker, color if backend == "onnx" else "white")
 
 
-def new_figure(columns: int = 1, height: float = 4.0) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side.
+def new_figure(columns: int = 1, height: float = 4.0, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, row after row.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -68,11 +67,14 @@ def new_figure(columns: int = 1, height: float = 4.0) -> tuple[Figure, list[Axes
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, columns, figsize=(6.2 * columns, height), layout="constrained", squeeze=False)
-    for each in axes[0]:
+    size = (6.2 * columns, height * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    axes = list(grid.flat)
+    for each in axes:
         each.grid(True, which="major", color="#cccccc", linewidth=0.6)
+        each.set_axisbelow(True)
         each.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+    return figure, axes
 
 
 def svg_image(figure: Figure, alt: str) -> str:
@@ -165,12 +167,13 @@ def stacked_bars(axes: Axes, named: Sequence[tuple[str, Row]]) -> None:
     for number, stage in enumerate(_STAGES):
         heights = [float(row["median_ms"][stage]) for _, row in named]
         axes.bar(
-            places, heights, 0.7, bottom=bottom, label=stage, color=_GREYS[number + 1], hatch=_HATCHES[number],
+            places, heights, 0.7, bottom=bottom, label=stage, color=_FILLS[number][0], hatch=_FILLS[number][1],
             edgecolor="black", linewidth=0.6,
         )  # fmt: skip
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes.set_xticks(list(places), [name for name, _ in named], fontsize=8)
     axes.set_ylabel("time to first token (ms)")
+    axes.margins(y=0.25)
     axes.grid(False, axis="x")
     add_legend(axes, 8)
 
@@ -181,7 +184,7 @@ def grouped_bars(axes: Axes, groups: Sequence[str], bars: dict[str, Sequence[flo
     for number, (name, heights) in enumerate(bars.items()):
         places = [index + (number - (len(bars) - 1) / 2) * width for index in range(len(groups))]
         drawn = axes.bar(
-            places, heights, width * 0.92, label=name, color=_GREYS[(number * 2) % 5], hatch=_HATCHES[number % 5],
+            places, heights, width * 0.92, label=name, color=_FILLS[number][0], hatch=_FILLS[number][1],
             edgecolor="black", linewidth=0.6,
         )  # fmt: skip
         axes.bar_label(drawn, fmt="{:,.0f}", fontsize=7, padding=2)

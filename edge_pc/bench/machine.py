@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,10 @@ def _llama_kernels() -> str:
 
 def _versions() -> dict[str, str]:
     found = {"edge-pc": __version__, "python": f"{platform.python_implementation()} {platform.python_version()}"}
-    installed = {name for names in importlib.metadata.packages_distributions().values() for name in names}
-    return found | {name: importlib.metadata.version(name) for name in _LIBRARIES if name in installed}
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _governor() -> str:

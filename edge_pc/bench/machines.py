@@ -117,8 +117,8 @@ def markdown(tables: Sequence[Table], sentences: Sequence[str], picture: str) ->
 
 
 def curves(reports: Sequence[Report], backends: Sequence[str]) -> Figure:
-    """TTFT both ways and the speed-up over cached length, a row of pictures for each backend in turn."""
-    drawn, axes = charts.new_figure(2 * len(backends), 4.6)
+    """TTFT both ways and the speed-up over cached length, a row for each backend."""
+    drawn, axes = charts.new_figure(2, 4.6, rows=len(backends))
     for number, backend in enumerate(backends):
         times, ratios = axes[2 * number : 2 * number + 2]
         for index, report in enumerate(reports):

@@ -14,8 +14,10 @@ from edge_pc.bench.tables import (
     SECTION_TABLES,
     Table,
     length_tables,
+    losses,
     machine_table,
     memory_tables,
+    processor,
     search_table,
     stages_table,
     worse_table,
@@ -55,7 +57,7 @@ def page(report: Report) -> str:
     """
     parts = [
         "<h1>What reuse gives on this machine</h1>",
-        f"<p>{escape(report.machine['cpu'])}, model {escape(report.settings['model']['name'])}, measured "
+        f"<p>{escape(processor(report))}, model {escape(report.settings['model']['name'])}, measured "
         f"{escape(report.created)}.</p>",
     ]
     sections = report.sections
@@ -67,9 +69,10 @@ def page(report: Report) -> str:
     for name, title in titles.items():
         if name in sections:
             parts += [f"<h2>{title}</h2>", table_html(SECTION_TABLES[name](sections[name]))]
+    parts += _worse(report)
     parts += ["<h2>Machine</h2>", table_html(machine_table([report])), "<h2>How it was made</h2>"]
     parts.append(_list([f"{name}: {section.command}" for name, section in sections.items()], code=True))
-    return document("edge-pc bench: " + report.machine["cpu"], parts)
+    return document(f"edge-pc bench: {processor(report)}", parts)
 
 
 def document(title: str, parts: Sequence[str]) -> str:
@@ -91,8 +94,6 @@ def _ttft(report: Report, section: Section) -> list[str]:
             "Over the length of the prompt's own text, and over the share of it that comes from modules.",
         ),
         figure(charts.stages_chart(rows, backends), "What reuse is made of: by number of modules, and by page cache."),
-        table_html(worse_table(section)),
-        _WORSE,
         "<h3>What is timed</h3>",
         _TIMED,
         table_html(stages_table(section)),
@@ -102,6 +103,14 @@ def _ttft(report: Report, section: Section) -> list[str]:
     fits = {backend: explain.fit([report], backend) for backend in backends}
     sentences = [f"{BACKEND_NAMES[name]}: {explain.sentence(fit)}." for name, fit in fits.items() if fit]
     return [*parts, _list(sentences)]
+
+
+def _worse(report: Report) -> list[str]:
+    """The honest part: where reuse is slower, and where answers are worse."""
+    found = losses(report)
+    times = [table_html(worse_table(report.sections["ttft"]))] if "ttft" in report.sections else []
+    answers = ["<h3>Worse answers</h3>", _list(found)] if found else []
+    return ["<h2>Where reuse is worse</h2>", *times, *answers, _WORSE]
 
 
 def _memory(section: Section) -> list[str]:

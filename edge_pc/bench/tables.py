@@ -29,7 +29,7 @@ class Table:
     def markdown(self) -> str:
         """The table as Markdown, its title above it and its note below."""
         rule = [" ---: " if column.startswith(">") else " --- " for column in self.columns]
-        lines = [f"**{self.title}**", "", _markdown_row([c.lstrip(">") for c in self.columns]), f"|{'|'.join(rule)}|"]
+        lines = [f"**{self.title}**", "", _markdown_row([c.lstrip("> ") for c in self.columns]), f"|{'|'.join(rule)}|"]
         lines += [_markdown_row(row) for row in self.rows]
         return "\n".join(lines + (["", self.note] if self.note else []))
 
@@ -45,7 +45,7 @@ def machine_table(reports: Sequence[Report]) -> Table:
         *(f"machine {letter(index)}" if len(reports) > 1 else "this machine" for index in range(len(reports))),
     )
     facts = [_machine_facts(report) for report in reports]
-    return Table("Machine", names, [(name, *(found[name] for found in facts)) for name in facts[0]])
+    return Table("Facts", names, [(name, *(found[name] for found in facts)) for name in facts[0]])
 
 
 def letter(index: int) -> str:
@@ -59,7 +59,7 @@ def _machine_facts(report: Report) -> dict[str, str]:
     allowed, memory = machine["allowed_memory_bytes"], machine["memory_bytes"]
     threads = [f"{BACKEND_NAMES[row['backend']]} {row['settings']['threads']}" for row in _baselines(report)]
     return {
-        "processor": f"{machine['vendor']} {machine['cpu']}".strip(),
+        "processor": processor(report),
         "family/model/stepping": machine["family"] or "not known",
         "instruction sets": ", ".join(machine["instruction_sets"]),
         "in use by ONNX Runtime": kernels["onnx"],
@@ -76,6 +76,12 @@ def _machine_facts(report: Report) -> dict[str, str]:
         f"{model['head_dim']}, {model['max_positions']} positions",
         "measured": report.created,
     }
+
+
+def processor(report: Report) -> str:
+    """The processor's name with its vendor's."""
+    vendor, cpu = report.machine["vendor"], report.machine["cpu"]
+    return cpu if vendor in cpu else f"{vendor} {cpu}".strip()
 
 
 def _baselines(report: Report) -> list[Row]:
@@ -177,7 +183,24 @@ def worse_table(section: Section) -> Table:
             lines.append((BACKEND_NAMES[backend], *numbers, *times, certain))
     columns = ("backend", "> cached", "> new", "> modules", "> reuse (ms)", "> full prefill (ms)", "certain")
     note = "" if lines else "At no point that was measured."
-    return Table("Where reuse is worse: slower than full prefill", columns, lines, note)
+    return Table("Slower than full prefill", columns, lines, note)
+
+
+def losses(report: Report) -> list[str]:
+    """Where answers are worse with reuse, in sentences: data sets and conditions, as far as they were measured."""
+    lines = []
+    accuracy, fidelity = (report.sections.get(name) for name in ("accuracy", "fidelity"))
+    for name, found in (accuracy.summary if accuracy else {}).items():
+        test = found["scores"][found["metric"]]["test"] if "scores" in found else None
+        if test and test["difference"]["mean"] < 0:
+            lines.append(
+                f"{name}: {found['metric']} changes by {_percent(test['difference'], sign='+')} points "
+                f"(p = {test['p_value']:.2f}); worse on {test['worse']} items, better on {test['better']}"
+            )
+    for found in (fidelity.summary if fidelity else {}).get("conditions", []):
+        if not found["close"]:
+            lines.append(f"{found['group']}, {found['condition']}: KL {_interval(found['kl'])} to full prefill")
+    return lines
 
 
 def memory_tables(section: Section) -> list[Table]:
@@ -245,7 +268,7 @@ def encode_table(section: Section) -> Table:
     ]  # fmt: skip
     columns = ("backend", "> tokens", "> modules", "> encode (tokens/s)", "> full prefill (tokens/s)", "> ratio")
     note = "Encoding includes writing to disk. Modules do not attend to one another: several are less work than one."
-    return Table("Encoding a schema", (*columns, "> of it writing"), lines, note)
+    return Table("Speed", (*columns, "> of it writing"), lines, note)
 
 
 def accuracy_table(section: Section) -> Table:
@@ -259,7 +282,7 @@ def accuracy_table(section: Section) -> Table:
             lines.append((name, str(found["items"]), metric + own, *cells, f"{test['p_value']:.2f}"))
     columns = ("data set", "> items", "metric", "> full prefill", "> reuse", "> difference", "> p")
     note = "Percent, with 95 % bootstrap intervals; p of a paired sign-flip test."
-    return Table("Accuracy", columns, lines, note)
+    return Table("Right answers, both ways", columns, lines, note)
 
 
 def _percent(interval: dict[str, float], sign: str = "") -> str:
@@ -281,7 +304,7 @@ def fidelity_table(section: Section) -> Table:
         )  # fmt: skip
     columns = ("group", "condition", "> items", "> KL (nats)", "> loss (nats per token)")
     note = "Against full prefill; 95 % intervals. Loss: log-likelihood per token that the right answer loses."
-    return Table("Fidelity", (*columns, "> same first token", "> same answer", "close"), lines, note)
+    return Table("Operating envelope", (*columns, "> same first token", "> same answer", "close"), lines, note)
 
 
 def _interval(interval: dict[str, float]) -> str:
@@ -299,7 +322,7 @@ def cases_table(section: Section) -> Table:
         for row in section.rows
     ]  # fmt: skip
     columns = ("backend", "case", "> cached + computed", "> full (ms)", "> reuse (ms)", "> speed-up", "> KL")
-    return Table("Applications", (*columns, "answer, full prefill", "answer, reuse"), lines)
+    return Table("Times, and both answers", (*columns, "answer, full prefill", "answer, reuse"), lines)
 
 
 SECTION_TABLES: dict[str, Any] = {
