@@ -36,7 +36,7 @@ class EncodeSettings:
     @classmethod
     def quick(cls) -> EncodeSettings:
         """A size that takes some seconds."""
-        return cls(lengths=(512,), modules=(1, 4), repeats=2)
+        return cls(lengths=(256,), modules=(1, 4), repeats=2)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -197,10 +197,12 @@ def losses(report: Report) -> list[str]:
                 f"{name}: {found['metric']} changes by {_percent(test['difference'], sign='+')} points "
                 f"(p = {test['p_value']:.2f}); worse on {test['worse']} items, better on {test['better']}"
             )
-    for found in (fidelity.summary if fidelity else {}).get("conditions", []):
-        if not found["close"]:
-            lines.append(f"{found['group']}, {found['condition']}: KL {_interval(found['kl'])} to full prefill")
-    return lines
+    conditions = (fidelity.summary if fidelity else {}).get("conditions", [])
+    return lines + [
+        f"{found['group']}, {found['condition']}: KL {_interval(found['kl'])} to full prefill"
+        for found in conditions
+        if not found["close"]
+    ]
 
 
 def memory_tables(section: Section) -> list[Table]:
