@@ -9,19 +9,8 @@ from typing import Any
 from edge_pc.bench import charts, explain, memory, ttft_summary
 from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
 from edge_pc.bench.report import Report, Section
-from edge_pc.bench.tables import (
-    PAPER_NOTE,
-    SECTION_TABLES,
-    Table,
-    length_tables,
-    losses,
-    machine_table,
-    memory_tables,
-    processor,
-    search_table,
-    stages_table,
-    worse_table,
-)
+from edge_pc.bench.tables import SECTION_TABLES, Table, losses, machine_table, memory_tables, processor
+from edge_pc.bench.ttft_tables import PAPER_NOTE, length_tables, search_table, stages_table, worse_table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 1120px; margin: 2em auto;
