@@ -3,7 +3,7 @@
 libllama tells neither which cells are free nor where a sequence's cells lie, so this keeps the same books. New cells
 take the lowest free places, in order (`selfcheck.py` sees to it when a model is opened).
 
-Places matter for the last bits of a result. Attention sums over places 16 at a time, so two prompts add up alike when
+Places matter for the last bits of a result. Attention sums over places up to 16 at a time (AVX-512), so two prompts add up alike when
 their cells are in the same order and each lies in the same *lane* (its place modulo 16); places between them that
 belong to others are skipped. A cell's lane is right when it equals its index in the prompt modulo 16: so it is in full
 prefill of an empty cache.

@@ -1,12 +1,15 @@
 """A libllama context: one cache of cells that all sequences share, and the few calls that are made on it.
 
-Settings were measured with SmolLM2-135M on 2 cores (AVX-512), Q8_0 and Q4_0, 32 tokens over 4096 cached ones:
+Settings were measured with SmolLM2-135M (Q8_0 and Q4_0, AVX-512), 32 tokens over 4096 cached ones:
 
-- Flash attention off: 210 ms against 1650 ms, one token 23 ms against 69 ms. libllama's CPU kernel for it is made for
-  many rows. Full prefill of 4128 tokens gains little from it (15.4 s against 13.4 s, Q4_0). Without it, results do not
-  depend on how a run is cut, and cells of other prompts only have to lie in multiples of 16 (see `cells.py`).
+- Flash attention off: 210 ms against 1650 ms, one token 23 ms against 69 ms (2 cores). libllama's CPU kernel for it is
+  slow for few rows. Full prefill of 4128 tokens gains little from it: 49 s against 55 s (Q8_0, 1 core), 13.4 s against
+  15.4 s (Q4_0, 2 cores). Without it, results do not depend on how a run is cut, and cells of other prompts between a
+  prompt's own do no harm if they fill multiples of 16 places (see `cells.py`).
 - float16 keys and values: 8-bit keys or bfloat16 are not faster and cost a KL of 0.004, float32 doubles the bytes.
 - Batches of 512 tokens: 256 to 1024 are equally fast.
+- Threads: all CPUs the process may use. Where other work takes its share of them, fewer are faster by far, because
+  libllama's threads wait for one another at every operation.
 """
 
 from __future__ import annotations
