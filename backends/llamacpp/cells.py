@@ -3,10 +3,10 @@
 libllama tells neither which cells are free nor where a sequence's cells lie, so this keeps the same books. New cells
 take the lowest free places, in order (`selfcheck.py` sees to it when a model is opened).
 
-Places matter for the last bits of a result. Attention sums over places up to 16 at a time (AVX-512), so two prompts add up alike when
-their cells are in the same order and each lies in the same *lane* (its place modulo 16); places between them that
-belong to others are skipped. A cell's lane is right when it equals its index in the prompt modulo 16: so it is in full
-prefill of an empty cache.
+Places matter for the last bits of a result. Attention sums over up to 16 places at a time (AVX-512), so two prompts
+add up alike when their cells are in the same order and each lies in the same *lane* (its place modulo 16); places
+between them that belong to others add nothing. A cell's lane is right when it equals its index in the prompt modulo 16:
+so it is in full prefill of an empty cache.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Cells:
 
     def labels(self, sequence: int) -> IntArray:
         """Labels of a sequence's cells, in the order of their places."""
-        return self._labels[self._members[sequence]]
+        labels: IntArray = self._labels[self._members[sequence]]
+        return labels
 
     def places(self, sequence: int, start: int = 0, stop: int = _END) -> IntArray:
         """Places of a sequence's cells labelled `[start, stop)`, by ascending label."""
