@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from edge_pc.generate import Result, Stats
+    from edge_pc.prefill import Serving
     from edge_pc.sampling import Sampling
 
 __all__ = [
@@ -43,13 +44,20 @@ __all__ = [
     "PMLError",
     "Result",
     "Sampling",
+    "Serving",
     "StatesError",
     "Stats",
     "StoreError",
     "__version__",
 ]
 
-_HOMES = {"Engine": "engine", "Result": "generate", "Sampling": "sampling", "Stats": "generate"}
+_HOMES = {
+    "Engine": "engine",
+    "Result": "generate",
+    "Sampling": "sampling",
+    "Serving": "prefill",
+    "Stats": "generate",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from edge_pc.backends.base import Context, KVStates, Logits, Plan
 from edge_pc.encoder import Encoder
 from edge_pc.plan import PromptLayout
-from edge_pc.prefill import prefill_cached, prefill_full
+from edge_pc.prefill import Serving, prefill_cached, prefill_full
 from edge_pc.sampling import softmax
 
 _REPEATS = 3  # of the fast ones; the median is taken
@@ -60,7 +60,7 @@ def compare_prefills(
         in_place_ms.append(context.prefill(in_place).forward_ms)
         submitted = time.perf_counter()
         encoder, prompt = lay_out()
-        cached = prefill_cached(context, prompt, encoder, submitted, exact=exact, strict=False).logits
+        cached = prefill_cached(context, prompt, encoder, submitted, Serving(exact=exact)).logits
         cached_ms.append((time.perf_counter() - submitted) * 1e3)
     submitted = time.perf_counter()
     _, prompt = lay_out()

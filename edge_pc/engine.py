@@ -25,7 +25,7 @@ from edge_pc.layout import SchemaLayout, lay_out
 from edge_pc.plan import PromptLayout, Tail, check_length, lay_out_prompt
 from edge_pc.pml import Prompt, Schema, Selection, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
-from edge_pc.prefill import prefill_cached, prefill_full
+from edge_pc.prefill import Serving, prefill
 from edge_pc.sampling import Sampling
 from edge_pc.store import StateStore
 
@@ -138,10 +138,7 @@ class Engine:
         self,
         prompt: str | Prompt,
         sampling: Sampling = Sampling(),
-        *,
-        use_cache: bool = True,
-        exact: bool = False,
-        strict: bool = False,
+        serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
     ) -> Result:
         """Answer a prompt.
@@ -149,34 +146,29 @@ class Engine:
         Args:
             prompt: PML text, or a parsed prompt; its schema must be loaded.
             sampling: how tokens are chosen.
-            use_cache: False: full prefill, nothing reused and nothing stored.
-            exact: put cells in position order, so that sums come out as in full prefill to the last bit.
-            strict: a module that is not stored is an error.
+            serving: what is reused, and how.
             progress: called before the first token, while what is not stored is computed.
 
         Raises:
             PMLError: the prompt does not fit its schema.
             ContextLengthError: prompt and answer together are longer than the model's positions.
-            CacheMissError: `strict`, and something was not stored.
+            CacheMissError: `serving` is strict, and something was not stored.
         """
-        return _exhaust(
-            self.stream(prompt, sampling, use_cache=use_cache, exact=exact, strict=strict, progress=progress)
-        )
+        return _exhaust(self.stream(prompt, sampling, serving, progress))
 
     def stream(
         self,
         prompt: str | Prompt,
         sampling: Sampling = Sampling(),
-        *,
-        use_cache: bool = True,
-        exact: bool = False,
-        strict: bool = False,
+        serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
     ) -> Stream:
         """Answer a prompt piece by piece; see `generate`. Errors come with the first piece."""
-        return self._stream(lambda: self.lay_out(prompt), sampling, use_cache, exact, strict, progress)
+        return self._stream(lambda: self.lay_out(prompt), sampling, serving, progress)
 
-    def generate_many(self, prompts: Sequence[str | Prompt], sampling: Sampling = Sampling()) -> list[Result]:
+    def generate_many(
+        self, prompts: Sequence[str | Prompt], sampling: Sampling = Sampling(), serving: Serving = Serving()
+    ) -> list[Result]:
         """Answer several prompts at once: later tokens of all of them are computed together where the backend can.
 
         Raises:
@@ -191,7 +183,7 @@ class Engine:
                 context = self.backend.new_context(layout.tokens + sampling.max_tokens)
                 opened.enter_context(closing(context))
                 answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
-                answer.begin(prefill_cached(context, layout, encoder, submitted, exact=False, strict=False))
+                answer.begin(prefill(context, layout, encoder, submitted, serving, None))
                 steps.append((context, answer))
             while live := [(context, answer) for context, answer in steps if not answer.done]:
                 logits = self.backend.decode([DecodeStep(c, answer.token, answer.position) for c, answer in live])
@@ -204,10 +196,7 @@ class Engine:
         question: str,
         files: Sequence[Path | str],
         sampling: Sampling = Sampling(),
-        *,
-        use_cache: bool = True,
-        exact: bool = False,
-        strict: bool = False,
+        serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
     ) -> Result:
         """Answer a question about text files; see `generate`. What was computed of the files is kept.
@@ -215,27 +204,18 @@ class Engine:
         Raises:
             OptionError: a file cannot be read as UTF-8 text, or there is none.
         """
-        return _exhaust(
-            self.stream_ask(
-                question, files, sampling, use_cache=use_cache, exact=exact, strict=strict, progress=progress
-            )
-        )
+        return _exhaust(self.stream_ask(question, files, sampling, serving, progress))
 
     def stream_ask(
         self,
         question: str,
         files: Sequence[Path | str],
         sampling: Sampling = Sampling(),
-        *,
-        use_cache: bool = True,
-        exact: bool = False,
-        strict: bool = False,
+        serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
     ) -> Stream:
         """Answer a question about text files piece by piece; see `ask`."""
-        return self._stream(
-            lambda: self.lay_out_question(question, files), sampling, use_cache, exact, strict, progress
-        )
+        return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
 
     def compare(self, prompt: str | Prompt, *, exact: bool = False) -> Comparison:
         """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first."""
@@ -249,9 +229,7 @@ class Engine:
         self,
         lay_out: Callable[[], tuple[Encoder, PromptLayout]],
         sampling: Sampling,
-        use_cache: bool,
-        exact: bool,
-        strict: bool,
+        serving: Serving,
         progress: EncodeCallback | None,
     ) -> Stream:
         """The path of a prompt: lay out, prefill, answer."""
@@ -262,18 +240,14 @@ class Engine:
             encoder, prompt = lay_out()
             check_length(prompt, sampling.max_tokens, self.spec.max_positions)
             with closing(self.backend.new_context(prompt.tokens + sampling.max_tokens)) as context:
-                if use_cache:
-                    started = prefill_cached(
-                        context, prompt, encoder, submitted, exact=exact, strict=strict, progress=progress
-                    )
-                else:
-                    started = prefill_full(context, prompt, submitted, progress)
-                yield answer.begin(started)
+                if piece := answer.begin(prefill(context, prompt, encoder, submitted, serving, progress)):
+                    yield piece
                 while not answer.done:
                     (logits,) = self.backend.decode([DecodeStep(context, answer.token, answer.position)])
-                    yield answer.take(logits)
+                    if piece := answer.take(logits):
+                        yield piece
 
-        return Stream((piece for piece in pieces() if piece), answer)
+        return Stream(pieces(), answer)
 
     def _compare(self, lay_out: Callable[[], tuple[Encoder, PromptLayout]], exact: bool) -> Comparison:
         _, prompt = lay_out()

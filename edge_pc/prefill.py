@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_pc.backends.base import Context
 from edge_pc.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
@@ -20,57 +20,85 @@ log = logging.getLogger("edge_pc")
 _UNCACHED = 'cache="false" in the schema'
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a prompt reuses, and how.
+
+    Attributes:
+        use_cache: False: full prefill, nothing reused and nothing stored.
+        exact: cells strictly in position order, so that sums come out as in full prefill to the last bit.
+        strict: a module that is not stored is an error.
+    """
+
+    use_cache: bool = True
+    exact: bool = False
+    strict: bool = False
+
+
+def prefill(
+    context: Context,
+    prompt: PromptLayout,
+    encoder: Encoder,
+    submitted: float,
+    serving: Serving,
+    progress: EncodeCallback | None = None,
+) -> Started:
+    """Bring a prompt to its first token's logits, as `serving` says.
+
+    Args:
+        submitted: `time.perf_counter()` when the prompt was submitted.
+        progress: called while what is not stored is computed.
+
+    Raises:
+        CacheMissError: `serving` is strict, and something is not stored.
+    """
+    if serving.use_cache:
+        return prefill_cached(context, prompt, encoder, submitted, serving, progress)
+    return prefill_full(context, prompt, submitted, progress)
+
+
 def prefill_cached(
     context: Context,
     prompt: PromptLayout,
     encoder: Encoder,
     submitted: float,
-    *,
-    exact: bool,
-    strict: bool,
+    serving: Serving = Serving(),
     progress: EncodeCallback | None = None,
 ) -> Started:
     """Inject what is stored, encode what is not, compute the rest.
 
     Stored states that turn out to be unusable only now cost a warning, and the prompt is computed.
 
-    Args:
-        submitted: `time.perf_counter()` when the prompt was submitted.
-        exact: put cells in position order.
-        strict: refuse to encode.
-        progress: called while what is not stored is encoded.
-
-    Raises:
-        CacheMissError: `strict`, and something is not stored.
+    See `prefill` for arguments and errors.
     """
     parsed = time.perf_counter()
-    if strict:
+    if serving.strict:
         _refuse_misses(prompt, encoder)
     obtained = encoder.obtain_all(prompt.encodings, progress)
-    plan = prompt.cached_plan([o.states for o in obtained], exact=exact)
+    plan = prompt.cached_plan([o.states for o in obtained], exact=serving.exact)
     planned = time.perf_counter()
     try:
-        prefill = context.prefill(plan)
+        prefilled = context.prefill(plan)
     except StatesError as exc:
-        if strict:
+        if serving.strict:
             raise CacheMissError(f"strict mode: {exc}") from exc
         log.warning("%s; the prompt is computed instead", exc.message)
         obtained = [replace(o, miss=exc.message) for o in obtained]
         plan = prompt.computed_plan()
-        prefill = context.prefill(plan)
+        prefilled = context.prefill(plan)
     hits = {o.states.key for o in obtained if o.miss is None}
     encode_ms = sum(o.encode_ms for o in obtained)
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,
         cached_tokens=sum(span.tokens for span in plan.spans if span.states.key in hits),
-        computed_tokens=prefill.computed_tokens + sum(o.computed_tokens for o in obtained),
+        computed_tokens=prefilled.computed_tokens + sum(o.computed_tokens for o in obtained),
         parse_ms=(parsed - submitted) * 1e3,
         encode_ms=encode_ms,
-        assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefill.assembly_ms,
-        forward_ms=prefill.forward_ms,
+        assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefilled.assembly_ms,
+        forward_ms=prefilled.forward_ms,
         modules=_module_stats(prompt, obtained),
     )
-    return Started(prefill.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
+    return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
 def prefill_full(
@@ -86,19 +114,19 @@ def prefill_full(
         if progress:
             progress(EncodeProgress(prompt.schema.name, done, prompt.tokens))
 
-    prefill = context.prefill(prompt.full_plan(), report)
+    prefilled = context.prefill(prompt.full_plan(), report)
     reason = "the cache is not used"
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,
         cached_tokens=0,
-        computed_tokens=prefill.computed_tokens,
+        computed_tokens=prefilled.computed_tokens,
         parse_ms=(parsed - submitted) * 1e3,
         encode_ms=0.0,
-        assembly_ms=prefill.assembly_ms,
-        forward_ms=prefill.forward_ms,
+        assembly_ms=prefilled.assembly_ms,
+        forward_ms=prefilled.forward_ms,
         modules=tuple(ModuleStats(name, tokens, False, reason) for name, _, tokens in _parts(prompt)),
     )
-    return Started(prefill.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
+    return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
 def _refuse_misses(prompt: PromptLayout, encoder: Encoder) -> None:

@@ -23,6 +23,7 @@ from edge_pc.bench.setup import BenchOptions
 from edge_pc.engine import Engine
 from edge_pc.errors import OptionError
 from edge_pc.pml import build_prompt
+from edge_pc.prefill import Serving
 from edge_pc.sampling import Sampling
 
 ITEM = Item("x", "musique", "Who of them?", (Document("A", "Ann and Bob."), Document("", "Cy is in town.")), ("Ann",))
@@ -76,7 +77,7 @@ def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:
     with Engine(tiny_model) as engine:
         engine.load_schema(schema)
         for use_cache, ready in ways.items():
-            result = engine.generate(prompt, Sampling(max_tokens=12), use_cache=use_cache)
+            result = engine.generate(prompt, Sampling(max_tokens=12), Serving(use_cache=use_cache))
             answer = lab.greedy(ready, 12)
             assert answer.token_ids == result.token_ids
             assert len(answer.logits) == len(answer.token_ids) + (result.stop == "eos")

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_pc import CacheMissError, ContextLengthError, Engine, MissingDependencyError, OptionError, PMLError, Sampling
+from edge_pc import (
+    CacheMissError,
+    ContextLengthError,
+    Engine,
+    MissingDependencyError,
+    OptionError,
+    PMLError,
+    Sampling,
+    Serving,
+)
 from edge_pc.encoder import Encoder
 from edge_pc.generate import Result
 
@@ -63,7 +72,7 @@ class TestCounting:
                 assert stats.cached_tokens + stats.computed_tokens == stats.prompt_tokens
 
     def test_full_prefill_computes_everything_and_stores_nothing(self, engine: Engine) -> None:
-        stats = engine.generate(CAT, SHORT, use_cache=False).stats
+        stats = engine.generate(CAT, SHORT, Serving(use_cache=False)).stats
         assert stats.computed_tokens == stats.prompt_tokens
         assert stats.cached_tokens == 0
         assert engine.store.entries() == []
@@ -75,7 +84,7 @@ class TestCounting:
     def test_a_new_process_hits(self, engine: Engine, tiny_model: Path) -> None:
         wanted = engine.generate(CAT, SHORT)
         with reopened(engine, tiny_model) as again:
-            result = again.generate(CAT, SHORT, strict=True)
+            result = again.generate(CAT, SHORT, Serving(strict=True))
         assert result.token_ids == wanted.token_ids
         assert all(module.hit for module in result.stats.modules)
 
@@ -92,7 +101,7 @@ class TestCounting:
     def test_what_states_depend_on_is_a_miss(self, engine: Engine, tiny_model: Path, options: dict[str, str]) -> None:
         engine.encode(engine.load_schema(SCHEMA))
         with reopened(engine, tiny_model, **options) as other, pytest.raises(CacheMissError, match="cat"):
-            other.generate(CAT, SHORT, strict=True)
+            other.generate(CAT, SHORT, Serving(strict=True))
 
     def test_progress_tells_what_encode_computes(self, engine: Engine) -> None:
         layout = engine.load_schema(SCHEMA)
@@ -107,7 +116,7 @@ class TestCounting:
 class TestRefusals:
     def test_strict(self, engine: Engine) -> None:
         with pytest.raises(CacheMissError, match=r"cat: not in the store"):
-            engine.generate(CAT, SHORT, strict=True)
+            engine.generate(CAT, SHORT, Serving(strict=True))
         assert engine.store.entries() == [], "nothing is computed either"
 
     def test_an_unknown_schema(self, engine: Engine) -> None:
@@ -295,7 +304,7 @@ class TestSurviving:
         result = engine.generate(CAT, SHORT)
         assert result.token_ids == wanted.token_ids
         assert not any(module.hit for module in result.stats.modules)
-        assert engine.generate(CAT, SHORT, strict=True).token_ids == wanted.token_ids
+        assert engine.generate(CAT, SHORT, Serving(strict=True)).token_ids == wanted.token_ids
 
     def test_a_file_cut_short_behind_our_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between looking it up and placing it: the last moment at which it can be noticed."""
@@ -348,7 +357,7 @@ class TestAssembly:
         assert compared.max_abs_logit_diff < 1.0
         with Engine(tiny_model, cache_dir=tmp_path) as engine:
             engine.load_schema(self.LONG)
-            exact = engine.generate(self.PROMPT, SHORT, exact=True)
+            exact = engine.generate(self.PROMPT, SHORT, Serving(exact=True))
             assert engine.generate(self.PROMPT, SHORT).token_ids == exact.token_ids
 
     def test_float16_states_take_half_the_disk_and_answer_alike(self, tiny_model: Path, tmp_path: Path) -> None:
@@ -357,7 +366,7 @@ class TestAssembly:
             with Engine(tiny_model, cache_dir=tmp_path / storage, kv_storage=storage) as engine:
                 engine.load_schema(self.LONG)
                 engine.generate(self.PROMPT, SHORT)
-                result = engine.generate(self.PROMPT, SHORT, strict=True)
+                result = engine.generate(self.PROMPT, SHORT, Serving(strict=True))
                 answers.append(result.token_ids)
                 sizes.append(sum(entry.nbytes for entry in engine.store.entries()))
         assert answers[0] == answers[1]

@@ -16,7 +16,7 @@ import pytest
 import tiny
 from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jointly
 
-from edge_pc import Engine, Sampling
+from edge_pc import Engine, Sampling, Serving
 from edge_pc.plan import PromptLayout
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
@@ -194,7 +194,7 @@ class TestScaffolds:
         engine = make_engine()
         engine.encode(engine.load_schema(SCAFFOLD))
         for prompt in ("<a/><b/>", "<a/>", "<b/>", "<c/>"):
-            engine.generate(f'<prompt schema="s">{prompt}Who?</prompt>', Sampling(max_tokens=1), strict=True)
+            engine.generate(f'<prompt schema="s">{prompt}Who?</prompt>', Sampling(max_tokens=1), Serving(strict=True))
 
     def test_two_scaffolds_at_once(self, make_engine: MakeEngine, reference: Reference) -> None:
         engine = make_engine()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_pc import Engine, Sampling, schemas
+from edge_pc import Engine, Sampling, Serving, schemas
 from edge_pc.export import export
 
 pytestmark = pytest.mark.real_model
@@ -106,7 +106,7 @@ def test_slot_order_costs_nothing_with_32_bit_weights(smollm2_gguf: Path, tmp_pa
 )
 def test_the_authors_schemas_serve_unchanged(engine: Engine, file: str, prompt: str) -> None:
     engine.load_schema(REFERENCE / file)
-    first, second = engine.generate(prompt, SHORT), engine.generate(prompt, SHORT, strict=True)
+    first, second = engine.generate(prompt, SHORT), engine.generate(prompt, SHORT, Serving(strict=True))
     assert first.token_ids == second.token_ids
     assert second.stats.cached_tokens > 0.8 * second.stats.prompt_tokens
 
@@ -115,7 +115,7 @@ def test_the_authors_schemas_serve_unchanged(engine: Engine, file: str, prompt: 
 def test_our_schemas_serve_their_prompts(engine: Engine, name: str) -> None:
     engine.load_schema(schemas.path(name))
     prompt = schemas.prompt_path(name).read_text(encoding="utf-8")
-    assert engine.generate(prompt, SHORT).token_ids == engine.generate(prompt, SHORT, strict=True).token_ids
+    assert engine.generate(prompt, SHORT).token_ids == engine.generate(prompt, SHORT, Serving(strict=True)).token_ids
 
 
 def test_a_file_is_asked_about_twice(smollm2: Path, tmp_path: Path) -> None:

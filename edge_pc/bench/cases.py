@@ -17,6 +17,7 @@ from edge_pc.engine import Engine
 from edge_pc.generate import Result
 from edge_pc.pml import Prompt
 from edge_pc.pml.prompt import load_prompt
+from edge_pc.prefill import Serving
 from edge_pc.sampling import Sampling
 
 SECTION = "cases"
@@ -86,7 +87,7 @@ def measure(engine: Engine, name: str, settings: CasesSettings) -> Row:
     prompt = load_prompt(schemas.prompt_path(name))
     comparisons = [engine.compare(prompt) for _ in range(settings.repeats)]
     sampling = Sampling(max_tokens=settings.answer_tokens)
-    cached, full = (engine.generate(prompt, sampling, use_cache=use_cache) for use_cache in (True, False))
+    cached, full = (engine.generate(prompt, sampling, Serving(use_cache=use_cache)) for use_cache in (True, False))
     stats = cached.stats
     return {
         "case": name,

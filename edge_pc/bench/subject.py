@@ -25,7 +25,7 @@ from edge_pc.engine import Engine
 from edge_pc.errors import CacheMissError
 from edge_pc.generate import PrefillStats
 from edge_pc.plan import PromptLayout
-from edge_pc.prefill import prefill_cached, prefill_full
+from edge_pc.prefill import Serving, prefill_cached, prefill_full
 from edge_pc.store import Miss, StateStore
 
 # Tokens decoded behind the first one, for the time per later token.
@@ -141,7 +141,7 @@ class EngineSubject:
         submitted = time.perf_counter()
         encoder, prompt = self.engine.lay_out(case.prompt)
         with closing(self.engine.backend.new_context(prompt.tokens + LATER_TOKENS + 1)) as context:
-            started = prefill_cached(context, prompt, encoder, submitted, exact=False, strict=False)
+            started = prefill_cached(context, prompt, encoder, submitted)
             token = int(np.argmax(started.logits))
             ttft = time.perf_counter() - submitted
             later = self._later_ms(context, token, started.position, later_tokens)
@@ -208,7 +208,7 @@ class EngineSubject:
         """Serve the prompt up to its second token, and keep its context open; the caller closes it."""
         encoder, prompt = self.engine.lay_out(case.prompt)
         context = self.engine.backend.new_context(prompt.tokens + 1)
-        started = prefill_cached(context, prompt, encoder, time.perf_counter(), exact=False, strict=True)
+        started = prefill_cached(context, prompt, encoder, time.perf_counter(), Serving(strict=True))
         self._next_token(context, int(np.argmax(started.logits)), started.position)
         return context
 

@@ -50,7 +50,7 @@ def ask(
     engine, start_up = open_engine(engine_options, out)
     with engine:
         answer(
-            lambda progress: engine.stream_ask(question, files, sampling.build(), **serving.ways(), progress=progress),
+            lambda progress: engine.stream_ask(question, files, sampling.build(), serving.build(), progress),
             lambda: engine.compare_ask(question, files, exact=serving.exact),
             serving,
             start_up,

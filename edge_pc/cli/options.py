@@ -20,6 +20,7 @@ from edge_pc.sizes import parse_size
 if TYPE_CHECKING:
     from edge_pc.encoding import EncodingRule
     from edge_pc.plan import Tail
+    from edge_pc.prefill import Serving
     from edge_pc.sampling import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -276,16 +277,20 @@ class ServingOptions:
     compare: bool
     stats: bool
 
-    def ways(self) -> dict[str, bool]:
-        """The arguments of `Engine.stream` that say how the prompt is served."""
-        return {"use_cache": not self.no_cache, "exact": self.exact, "strict": self.strict}
+    def build(self) -> Serving:
+        """How the engine is to serve."""
+        from edge_pc.prefill import Serving
+
+        return Serving(use_cache=not self.no_cache, exact=self.exact, strict=self.strict)
 
 
 serving_options = grouped(
     ServingOptions,
     "serving",
     option("--no-cache", is_flag=True, help="Compute the whole prompt; neither read nor write states."),
-    option("--exact", is_flag=True, help="Copy states in position order: equal to a full prefill to the last bit."),
+    option(
+        "--exact", is_flag=True, help="Keep cells in position order behind gaps too: no other sums than without reuse."
+    ),
     option("--strict", is_flag=True, help="Fail if a module's states are not stored already."),
     option("--compare", is_flag=True, help="Also compute the whole prompt, and compare time and logits."),
     option("--stats", is_flag=True, help="Show what was reused, what was computed, and how long it took."),

@@ -84,7 +84,7 @@ def run(
         for schema in loaded:
             engine.load_schema(schema)
         answer(
-            lambda progress: engine.stream(parsed, sampling.build(), **serving.ways(), progress=progress),
+            lambda progress: engine.stream(parsed, sampling.build(), serving.build(), progress),
             lambda: engine.compare(parsed, exact=serving.exact),
             serving,
             start_up,
