@@ -214,7 +214,7 @@ def _layer(graph: _Graph, weights: LlamaWeights, layer: int, x: str) -> str:
     x = graph.node("Add", [x, graph.linear(attended, f"{name}.o", tensor("o"))], f"{name}.attn_sum")
     normed = graph.rms_norm(x, f"{name}.mlp_norm", tensor("mlp_norm"))
     gate = graph.linear(normed, f"{name}.gate", tensor("gate"))
-    silu = graph.node("Mul", [gate, graph.node("Sigmoid", [gate], f"{name}.sigmoid")], f"{name}.silu")
+    silu = graph.node("QuickGelu", [gate], f"{name}.silu", domain="com.microsoft", alpha=1.0)  # x · sigmoid(x)
     gated = graph.node("Mul", [silu, graph.linear(normed, f"{name}.up", tensor("up"))], f"{name}.gated")
     return graph.node("Add", [x, graph.linear(gated, f"{name}.down", tensor("down"))], f"{name}.sum")
 
