@@ -97,6 +97,8 @@ class Arena:
         """
         pieces = [part for piece in in_position_order(spans) for part in self._parts(piece, exact)]
         kept = _common_prefix(self._pieces, pieces)
+        if not kept and any(piece.mapped for piece in (*self._pieces, *pieces)):
+            self._drop_pages()
         self._unmap(self._pieces[kept:])
         self._pieces = pieces[:kept]
         for piece in pieces[kept:]:
@@ -133,6 +135,12 @@ class Arena:
             for start in self._row_offsets():
                 offset, length = start + first * self._token_bytes, (used - first) * self._token_bytes
                 self._memory.madvise(mmap.MADV_DONTNEED, offset, length)
+
+    def _drop_pages(self) -> None:
+        """Forget all contents at once: replacing pages that are in use makes every single call wait for all cores."""
+        self._written = 0
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def _parts(self, piece: Piece, exact: bool) -> list[Piece]:
         """The piece cut into what is copied and what is mapped."""

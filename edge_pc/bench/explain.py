@@ -21,7 +21,7 @@ from edge_pc.bench.report import Report, Row
 from edge_pc.bench.ttft_summary import ttft
 
 # Full prefill reads the weights again for each chunk; the size hardly matters where arithmetic dominates.
-_CHUNK = 512
+_CHUNK = 256
 _WAYS = ("cached", "full")
 _AXES = ("length", "new", "share")
 _KV_BYTES = {"onnx": 4, "llamacpp": 2}

@@ -21,7 +21,7 @@ from edge_pc.bench.timing import Way, describe_samples, interleave
 # Another setting than the engine's own must be faster by more than chance to be taken.
 _MARGIN = 0.98
 
-ONNX_CHUNKS = (512, 256, 1024, 2048)
+ONNX_CHUNKS = (128, 512, 1024)  # beside the backend's own
 LLAMA_BATCHES = (512, 2048)
 
 
@@ -68,6 +68,7 @@ def best_of(
 
 def search_onnx(section: Section, folder: Path, threads: Sequence[int], tokens: int, rounds: int) -> Best:
     """The best number of threads and chunk size for an exported model."""
+    from edge_pc.backends.onnx.backend import CHUNK_TOKENS
     from edge_pc.bench.full_onnx import OnnxFull
 
     token_ids = np.arange(tokens, dtype=np.int32) % 100 + 10
@@ -76,9 +77,9 @@ def search_onnx(section: Section, folder: Path, threads: Sequence[int], tokens: 
     def candidate(count: int, chunk: int) -> tuple[dict[str, Any], Way]:
         return {"threads": count, "chunk_tokens": chunk}, _timed(lambda ids: full[count].prefill(ids, chunk), token_ids)
 
-    by_threads = {f"threads={count}/chunk={ONNX_CHUNKS[0]}": candidate(count, ONNX_CHUNKS[0]) for count in threads}
+    by_threads = {f"threads={count}/chunk={CHUNK_TOKENS}": candidate(count, CHUNK_TOKENS) for count in threads}
     count = best_of(section, "onnx", by_threads, tokens, rounds).settings["threads"]
-    sizes = [chunk for chunk in ONNX_CHUNKS if chunk <= max(tokens, ONNX_CHUNKS[0])]
+    sizes = [CHUNK_TOKENS, *(chunk for chunk in ONNX_CHUNKS if chunk <= tokens)]
     return best_of(
         section, "onnx", {f"threads={count}/chunk={chunk}": candidate(count, chunk) for chunk in sizes}, tokens, rounds
     )
