@@ -174,3 +174,13 @@ def test_a_bench_from_the_command_line(
     # The made-up machine is another one.
     assert main(["bench", "encode", *common, "-o", str(path)]) == 2
     assert "another" in capsys.readouterr().err
+
+
+def test_a_report_that_was_interrupted_before_its_second_backend_still_makes_a_page(tmp_path: Path) -> None:
+    """Of llama.cpp there is only the search for its baseline."""
+    report = bench_tools.made_up_report(tmp_path / "report.json")
+    section = report.sections["ttft"]
+    rows = [row for row in section.rows if row["backend"] == "onnx" or row["way"] == "search"]
+    assert any(row["backend"] == "llamacpp" for row in rows)
+    section.rows[:] = rows
+    assert "<html" in page(report)

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from edge_pc.bench import charts, explain, memory, ttft_summary
-from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
+from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.tables import SECTION_TABLES, Table, losses, machine_table, memory_tables, processor
 from edge_pc.bench.ttft_tables import PAPER_NOTE, length_tables, search_table, stages_table, worse_table
@@ -71,8 +71,8 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def _ttft(report: Report, section: Section) -> list[str]:
-    backends = ordered_backends(section.rows)
     rows = section.rows
+    backends = ttft_summary.measured_backends(rows)
     parts = [
         "<h2>Time to the first token</h2>",
         _list(ttft_summary.findings(ttft_summary.summarize(rows))),

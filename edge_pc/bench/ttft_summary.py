@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge_pc.bench.derive import break_even, growth, uses_to_pay
-from edge_pc.bench.names import BACKEND_NAMES
+from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
 from edge_pc.bench.report import Row
 
 # Growth is fitted over these cached lengths; shorter prompts are all fixed costs.
@@ -44,11 +44,16 @@ def _point(row: Row) -> tuple[int, int, int]:
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """The summary of a section: for each backend what `_backend` finds, and the backends side by side."""
-    backends = list(dict.fromkeys(row["backend"] for row in rows if row["way"] == "cached"))
+    backends = measured_backends(rows)
     summary: dict[str, Any] = {backend: _backend(rows, backend) for backend in backends}
     if len(backends) == 2:
         summary["cached_ttft_ratio"] = _between(rows, *backends)
     return summary
+
+
+def measured_backends(rows: Sequence[Row]) -> list[str]:
+    """The backends that reuse was timed on; an interrupted bench may only have searched for a baseline on the last."""
+    return ordered_backends(row for row in rows if row["way"] == "cached")
 
 
 def _backend(rows: Sequence[Row], backend: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from edge_pc.bench.names import BACKEND_NAMES, WAY_NAMES, ordered_backends
 from edge_pc.bench.report import Row, Section
 from edge_pc.bench.tables import Table, short
-from edge_pc.bench.ttft_summary import OTHER_WAYS, rows_of, summarize, ttft, where_worse
+from edge_pc.bench.ttft_summary import OTHER_WAYS, measured_backends, rows_of, summarize, ttft, where_worse
 
 PAPER_NOTE = (
     "The paper's own figures: 20 to 70 × on CPUs at about 5000 tokens (Fig. 4), full prefill growing quadratically "
@@ -17,7 +17,7 @@ PAPER_NOTE = (
 
 def length_tables(section: Section) -> list[Table]:
     """TTFT over cached length, a table for each backend."""
-    return [_length_table(section, backend) for backend in ordered_backends(section.rows)]
+    return [_length_table(section, backend) for backend in measured_backends(section.rows)]
 
 
 def _length_table(section: Section, backend: str) -> Table:
