@@ -101,6 +101,30 @@ def test_what_is_in_place_is_not_placed_again(store: StateStore, monkeypatch: py
     assert [piece.stop for piece in anew] == [19]
 
 
+@needs_mapping
+@pytest.mark.parametrize("step", ["_drop_pages", "_unmap", "_map", "_copy"])
+def test_an_interrupt_leaves_nothing_that_counts_as_placed(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    arena = Arena(LAYOUT, 2048, "map")
+    a, b = states(store, 5 * PAGE + 7, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 7, 2)
+    spans = [Span(a, 0, 5 * PAGE + 7), Span(b, 0, 3 * PAGE)]
+    other = [Span(states(store, 4 * PAGE + 5, 0, 3), 0, 4 * PAGE + 5), Span(states(store, 40, 500, 4), 0, 40)]
+    arena.place(spans, exact=False)
+    work = getattr(arena, step)
+
+    def interrupted(*args: object) -> None:
+        work(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            arena.place(other, exact=False)
+    arena.place(spans, exact=False)
+    check(arena, *spans)
+
+
 def test_spans_that_lie_between_one_another_are_cut(store: StateStore) -> None:
     outer = states(store, 6, 0, 1)
     outer = KVStates(outer.key, outer.array, outer.token_ids, np.array([0, 1, 2, 10, 11, 12], dtype=np.int32))

@@ -97,10 +97,11 @@ class Arena:
         """
         pieces = [part for piece in in_position_order(spans) for part in self._parts(piece, exact)]
         kept = _common_prefix(self._pieces, pieces)
-        if not kept and any(piece.mapped for piece in (*self._pieces, *pieces)):
+        replaced = self._pieces[kept:]
+        self._pieces = pieces[:kept]  # first: what an interrupt leaves half replaced must not count as placed
+        if not kept and any(piece.mapped for piece in (*replaced, *pieces)):
             self._drop_pages()
-        self._unmap(self._pieces[kept:])
-        self._pieces = pieces[:kept]
+        self._unmap(replaced)
         for piece in pieces[kept:]:
             if not (piece.mapped and self._map(piece)):
                 self._copy(piece)
