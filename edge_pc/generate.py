@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Literal
 
@@ -59,8 +59,8 @@ class PrefillStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """What an answer took; see `PrefillStats` for what it shares with it.
+class Stats(PrefillStats):
+    """What an answer took.
 
     Attributes:
         new_tokens: tokens of the answer.
@@ -68,17 +68,9 @@ class Stats:
         decode_tokens_per_s: tokens after the first, per second; 0 when there is none.
     """
 
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
     new_tokens: int
-    parse_ms: float
-    encode_ms: float
-    assembly_ms: float
-    forward_ms: float
     ttft_ms: float
     decode_tokens_per_s: float
-    modules: tuple[ModuleStats, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +173,10 @@ class Answer:
             raise RuntimeError("the answer has not begun: iterate over the stream first")
         seconds = self._last_token - self._first_token
         stats = Stats(
-            prompt_tokens=started.stats.prompt_tokens,
-            cached_tokens=started.stats.cached_tokens,
-            computed_tokens=started.stats.computed_tokens,
+            **{field.name: getattr(started.stats, field.name) for field in fields(PrefillStats)},
             new_tokens=len(self._token_ids),
-            parse_ms=started.stats.parse_ms,
-            encode_ms=started.stats.encode_ms,
-            assembly_ms=started.stats.assembly_ms,
-            forward_ms=started.stats.forward_ms,
             ttft_ms=(self._first_token - started.submitted) * 1e3,
             decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
-            modules=started.stats.modules,
         )
         return Result(self._text, tuple(self._token_ids), self._stop, stats)
 
