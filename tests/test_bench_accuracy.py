@@ -65,7 +65,7 @@ def test_full_prefill_in_two_steps_gives_the_logits_of_one(backend: str, tiny_mo
             context = lab.backend.new_context(prompt.tokens)
             once = context.prefill(prompt.full_plan()).logits
             context.close()
-            np.testing.assert_allclose(lab.first_logits(ready), once, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(lab.greedy(ready, 1).logits[0], once, rtol=0, atol=1e-4)
 
 
 def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:
             assert answer.token_ids == result.token_ids
             assert len(answer.logits) == len(answer.token_ids) + (result.stop == "eos")
     # Both ways are at work: modules do not see each other, and that shows.
-    assert np.abs(lab.first_logits(ways[True]) - lab.first_logits(ways[False])).max() > 0.01
+    assert np.abs(lab.greedy(ways[True], 1).logits[0] - lab.greedy(ways[False], 1).logits[0]).max() > 0.01
 
 
 def test_a_continuation_can_be_repeated_in_any_order(lab: Lab) -> None:

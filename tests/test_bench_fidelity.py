@@ -97,15 +97,15 @@ def test_a_gap_before_the_question_is_seen_by_the_schema_tail_alone(lab: Lab, qu
 @pytest.mark.parametrize("arrangement", [Arrangement(0), Arrangement(1), Arrangement(3, scaffold=True)], ids=str)
 def test_documents_that_see_each_other_are_full_prefill(lab: Lab, question: Question, arrangement: Arrangement) -> None:
     found = laid_out(lab, question, arrangement)
-    full = lab.first_logits(lab.full(found.prompt))
-    np.testing.assert_allclose(lab.first_logits(lab.cached(found)), full, rtol=0, atol=1e-4)
+    full = lab.greedy(lab.full(found.prompt), 1).logits[0]
+    np.testing.assert_allclose(lab.greedy(lab.cached(found), 1).logits[0], full, rtol=0, atol=1e-4)
 
 
 def test_gaps_and_modules_each_change_the_logits(lab: Lab, question: Question) -> None:
     found = laid_out(lab, question, Arrangement(0))
-    full = lab.first_logits(lab.full(found.prompt))
+    full = lab.greedy(lab.full(found.prompt), 1).logits[0]
     for arrangement in (Arrangement(0, 3000, (3,)), Arrangement(6)):
-        changed = lab.first_logits(lab.cached(laid_out(lab, question, arrangement)))
+        changed = lab.greedy(lab.cached(laid_out(lab, question, arrangement)), 1).logits[0]
         assert np.abs(changed - full).max() > 0.01, arrangement
 
 

@@ -166,11 +166,6 @@ class Lab:
         plan = Plan((Span(states, 0, kept),), whole.token_ids[kept:], whole.position_ids[kept:])
         return Ready(plan, tokens)
 
-    def first_logits(self, ready: Ready) -> Logits:
-        """Logits float32 `[vocab]` of the answer's first token."""
-        with self._prefilled(ready, 0) as (_, logits):
-            return logits
-
     def greedy(self, ready: Ready, max_tokens: int) -> Continuation:
         """The likeliest answer of at most `max_tokens` tokens."""
         token_ids: list[int] = []
