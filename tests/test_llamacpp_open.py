@@ -18,6 +18,7 @@ from edge_pc.backends.base import BackendOptions, Plan
 from edge_pc.backends.llamacpp import describe as describing
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
 from edge_pc.backends.llamacpp.describe import describe, fingerprint_of
+from edge_pc.backends.llamacpp.library import model_params
 from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 from edge_pc.cli import main
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
@@ -43,6 +44,16 @@ def library_of(**facts: Any) -> Any:
     said |= {"n_swa": 0, "n_ctx_train": 1024} | facts
     functions = {f"llama_model_{name}": lambda model, value=value: value for name, value in said.items()}
     return SimpleNamespace(**functions, LLAMA_ROPE_TYPE_MROPE=8, LLAMA_ROPE_TYPE_IMROPE=40, LLAMA_ROPE_TYPE_VISION=24)
+
+
+@pytest.mark.parametrize(("amx", "repacks"), [("AMX_INT8 = 1 | ", False), ("", True)])
+def test_amx_is_not_used_because_it_may_kill_the_process(amx: str, repacks: bool) -> None:
+    library = SimpleNamespace(
+        llama_model_default_params=lambda: SimpleNamespace(n_gpu_layers=-1, use_extra_bufts=True),
+        llama_print_system_info=lambda: f"CPU : AVX2 = 1 | {amx}OPENMP = 1 | ".encode(),
+    )
+    params = model_params(library)
+    assert (params.use_extra_bufts, params.n_gpu_layers) == (repacks, 0)
 
 
 class TestRefused:

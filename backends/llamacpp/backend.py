@@ -15,7 +15,7 @@ from edge_pc.backends.base import BackendOptions, DecodeStep, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.describe import describe
-from edge_pc.backends.llamacpp.library import load_library
+from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.backends.llamacpp.pool import Pool
 from edge_pc.backends.llamacpp.selfcheck import check_cache
@@ -104,10 +104,8 @@ class LlamaCppBackend:
 def _open_model(library: ModuleType, path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
-    params = library.llama_model_default_params()
-    params.n_gpu_layers = 0
     native_log.take_error()
-    model = library.llama_model_load_from_file(os.fsencode(path), params)
+    model = library.llama_model_load_from_file(os.fsencode(path), model_params(library))
     if not model:
         raise ModelError(
             f"libllama cannot open {path}: {native_log.take_error() or 'no reason was given'}",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from edge_pc.errors import MissingDependencyError
 
 _INSTALL = 'pip install "edge-prompt-cache[llamacpp]"'
 _FUNCTIONS = ("llama_memory_seq_cp", "llama_state_seq_set_data", "llama_model_is_hybrid", "llama_model_n_swa")
+AMX_FLAG = "AMX_INT8 = 1"  # of libllama's system information
 _CONTEXT_FIELDS = frozenset({"flash_attn_type", "kv_unified", "n_outputs_max"})
 
 
@@ -35,3 +37,17 @@ def load_library() -> ModuleType:
         )
     library.llama_backend_init()
     return library
+
+
+def model_params(library: ModuleType) -> Any:
+    """What a model is opened with (`llama_model_params`): on the CPU, and not with AMX.
+
+    Where libllama was built with AMX it repacks weights for it, and the first run over them may die of an illegal
+    instruction: its threads lack Linux's permission, or the compiler dropped the configuration of the tiles (llama.cpp
+    pull request 26954). All repacking ("extra buffers") is switched off there, since libllama has no finer switch.
+    """
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = 0
+    if AMX_FLAG in library.llama_print_system_info().decode("utf-8", errors="replace"):
+        params.use_extra_bufts = False
+    return params

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge_pc.backends.base import IntArray, Logits
-from edge_pc.backends.llamacpp.library import load_library
+from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.errors import ModelError
 
@@ -54,7 +54,7 @@ class LlamaDirect:
         native_log.attach(library, verbose=False)
         self._library = library
         self._batch = settings.batch
-        self._model = library.llama_model_load_from_file(os.fsencode(path), self._model_params())
+        self._model = library.llama_model_load_from_file(os.fsencode(path), model_params(library))
         if not self._model:
             raise ModelError(f"libllama cannot open {path}: {native_log.take_error()}")
         self._context = library.llama_init_from_model(self._model, self._context_params(settings, cells))
@@ -100,11 +100,6 @@ class LlamaDirect:
         """Free the context and the model."""
         self._library.llama_free(self._context)
         self._library.llama_model_free(self._model)
-
-    def _model_params(self) -> Any:
-        params = self._library.llama_model_default_params()
-        params.n_gpu_layers = 0
-        return params
 
     def _context_params(self, settings: LlamaSettings, cells: int) -> Any:
         library = self._library

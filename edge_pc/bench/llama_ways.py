@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_pc.backends.base import IntArray
+from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.bench.llama_direct import LlamaDirect, LlamaSettings
 from edge_pc.bench.timing import Sample, Way
 
@@ -67,16 +68,30 @@ def _bindings(path: Path, settings: LlamaSettings, cells: int) -> Any:
     """llama-cpp-python's high-level object."""
     import llama_cpp
 
-    return llama_cpp.Llama(
-        str(path),
-        n_ctx=cells,
-        n_batch=settings.batch,
-        n_ubatch=settings.batch,
-        n_threads=settings.threads,
-        n_threads_batch=settings.threads,
-        flash_attn=settings.flash,
-        verbose=False,
-    )
+    with _our_model_params():
+        return llama_cpp.Llama(
+            str(path),
+            n_ctx=cells,
+            n_batch=settings.batch,
+            n_ubatch=settings.batch,
+            n_threads=settings.threads,
+            n_threads_batch=settings.threads,
+            flash_attn=settings.flash,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _our_model_params() -> Iterator[None]:
+    """Let `Llama`, which has no argument for it, begin with the parameters that all other ways open the model with."""
+    library = load_library()
+    default = library.llama_model_default_params
+    params = model_params(library)
+    library.llama_model_default_params = lambda: params
+    try:
+        yield
+    finally:
+        library.llama_model_default_params = default
 
 
 def _binding_ways(llama: Any, prefix: IntArray, new: IntArray) -> dict[str, Way]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_pc._version import __version__
+from edge_pc.backends.llamacpp.library import AMX_FLAG
 from edge_pc.bench.rates import measure_rates
 from edge_pc.machine import describe_machine
 
@@ -35,7 +36,7 @@ def machine_facts() -> dict[str, Any]:
     machine = describe_machine()
     return {
         **asdict(machine),
-        "versions": _versions(),
+        "versions": versions(),
         "kernels": {"onnx": onnx_kernels(machine.instruction_sets), "llamacpp": _llama_kernels()},
         "governor": _governor(),
         "rates": asdict(measure_rates(machine.allowed_memory_bytes)),
@@ -66,7 +67,7 @@ def onnx_kernels(sets: Collection[str]) -> str:
 
 
 def _llama_kernels() -> str:
-    """What libllama says it was built with; empty when it is not installed or does not load.
+    """What libllama says it was built with, without AMX, which is not used; empty when it does not load.
 
     In a child process: a library built for another CPU dies by an illegal instruction.
     """
@@ -79,12 +80,15 @@ def _llama_kernels() -> str:
             text=True,
             timeout=_PROBE_SECONDS,
         )
-        return str(json.loads(child.stdout.splitlines()[-1])["built with"]) if child.returncode == 0 else ""
+        if child.returncode:
+            return ""
+        return str(json.loads(child.stdout.splitlines()[-1])["built with"]).replace(f"{AMX_FLAG} | ", "")
     except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError):
         return ""
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Name → version of what a measurement depends on."""
     found = {"edge-pc": __version__, "python": f"{platform.python_implementation()} {platform.python_version()}"}
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
