@@ -7,10 +7,14 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import bench_tools
 import pytest
 
+from edge_pc.bench.accuracy import AccuracySettings
+from edge_pc.bench.fidelity import FidelitySettings
 from edge_pc.bench.machines import compare_machines
 from edge_pc.bench.page import page, table_html
 from edge_pc.bench.report import Report
@@ -174,6 +178,40 @@ def test_a_bench_from_the_command_line(
     # The made-up machine is another one.
     assert main(["bench", "encode", *common, "-o", str(path)]) == 2
     assert "another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "items"),
+    [
+        (["accuracy"], 100),
+        (["accuracy", "--items", "7"], 7),
+        (["accuracy", "--items", "7", "--quick"], 7),
+        (["fidelity"], 20),
+        (["fidelity", "--items", "3"], 3),
+    ],
+)
+def test_items_of_each_data_set(words: list[str], items: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge_pc.bench import fidelity_summary
+    from edge_pc.cli import bench
+
+    taken = []
+
+    def fill(name: str, run: Any, settings: AccuracySettings | FidelitySettings, *rest: Any) -> Any:
+        taken.append(settings.items)
+        return SimpleNamespace(summary={})
+
+    monkeypatch.setattr(bench, "fill", fill)
+    monkeypatch.setattr(fidelity_summary, "findings", lambda summary: [])
+    assert main(["bench", *words, "data.jsonl", "-o", str(tmp_path / "r.json")]) == 0
+    assert taken == [items]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("accuracy", AccuracySettings()), ("fidelity", FidelitySettings())])
+def test_help_states_the_default_number_of_items(
+    name: str, settings: AccuracySettings | FidelitySettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", name, "--help"]) == 0
+    assert f"[default: {settings.items}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_report_that_was_interrupted_before_its_second_backend_still_makes_a_page(tmp_path: Path) -> None:

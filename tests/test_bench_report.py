@@ -58,16 +58,17 @@ def test_rows_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     assert report.section("ttft", {"repeats": 5}, restart=True).rows == []
 
 
-@pytest.mark.parametrize("field", ["cpu", "allowed_cores", "system"])
+@pytest.mark.parametrize("field", ["cpu", "allowed_cores", "system", "versions"])
 def test_rows_of_another_machine_are_not_mixed(tmp_path: Path, field: str) -> None:
     _new(tmp_path / "r.json")
     with pytest.raises(OptionError, match=f"another {field}"):
         Report.resume(tmp_path / "r.json", machine={**bench_tools.MACHINE, field: "x"}, settings=bench_tools.MODEL)
 
 
-def test_measured_rates_may_differ_when_it_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"rates": {}}, {"system": "Linux 7"}])
+def test_measured_rates_and_the_release_of_the_system_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
     _new(tmp_path / "r.json")
-    Report.resume(tmp_path / "r.json", machine=bench_tools.MACHINE | {"rates": {}}, settings=bench_tools.MODEL)
+    Report.resume(tmp_path / "r.json", machine=bench_tools.MACHINE | changes, settings=bench_tools.MODEL)
 
 
 def test_rows_of_another_model_are_not_mixed(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ class AccuracySettings:
     """What `bench accuracy` measures.
 
     Attributes:
-        items: of each data set, from the first on; None: all.
+        items: of each data set, from the first on.
     """
 
-    items: int | None = None
+    items: int = 100
 
     @classmethod
     def quick(cls) -> AccuracySettings:

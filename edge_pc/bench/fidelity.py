@@ -44,7 +44,7 @@ class FidelitySettings:
         templates: prompts with parameters, at most; None: all.
     """
 
-    items: int = 40
+    items: int = 20
     module_counts: tuple[int, ...] = (1, 2, 5, 10)
     gaps: tuple[int, ...] = (0, 64, 256, 1024, 3000, 6000)
     spread: tuple[int, ...] = (3, 9)

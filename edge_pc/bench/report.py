@@ -27,7 +27,7 @@ Row = dict[str, Any]
 Progress = Callable[[int, int, str], None]
 
 # Facts of the machine that make two runs comparable; measured ones vary from run to run.
-_IDENTITY = ("vendor", "cpu", "family", "allowed_cores", "system")
+_IDENTITY = ("vendor", "cpu", "family", "allowed_cores", "versions")
 
 
 def no_progress(done: int, total: int, text: str) -> None:
@@ -161,14 +161,15 @@ class Report:
         """The report at `path`, to go on with.
 
         Args:
-            machine: what `edge_pc.machine` says of the machine that goes on.
+            machine: of the machine that goes on, what `edge_pc.machine` says and `versions`.
             settings: as of `create`.
 
         Raises:
             OptionError: what lies there is no report, or of another machine or other settings.
         """
         report = cls.load(path)
-        differing = [name for name in _IDENTITY if report.machine.get(name) != machine.get(name)]
+        known, here = _identity(report.machine), _identity(machine)
+        differing = [name for name in here if known[name] != here[name]]
         wanted = _plain_json(settings)
         differing += [name for name in wanted if report.settings.get(name) != wanted[name]]
         if differing:
@@ -252,6 +253,11 @@ class Report:
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def _identity(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same when a report goes on. Of the system its name: updates change its release."""
+    return {name: machine.get(name) for name in _IDENTITY} | {"system": machine.get("system", "").partition(" ")[0]}
 
 
 def now() -> str:

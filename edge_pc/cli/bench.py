@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,18 +44,27 @@ def bench() -> None:
 
 
 datasets_argument = click.argument("datasets", metavar="DATASET.jsonl[.gz]...", nargs=-1, required=True)
+some_datasets_argument = click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+
+
+def items_option(default: int) -> Any:
+    """`--items`; `default` is what the bench's settings have."""
+    text = f"Take the first N of each data set.  [default: {default}]"
+    return option("--items", type=click.IntRange(min=1), metavar="N", help=text)
 
 
 @bench.command("all", cls=GroupedCommand)
-@click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+@some_datasets_argument
 @measurement_options
 @output_options
 def all_benches(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
     """Run all benches, one after the other, and make the page. Accuracy needs data sets."""
     out = Output(output)
-    for name in ("ttft", "encode", "memory", "cases", "fidelity", "accuracy"):
-        if name != "accuracy" or datasets:
-            _run(name, measurement, out, datasets)
+    for name in ("ttft", "encode", "memory", "cases"):
+        _run(name, measurement, out)
+    _run_on_items("fidelity", measurement, out, datasets)
+    if datasets:
+        _run_on_items("accuracy", measurement, out, datasets)
     from edge_pc.bench.page import page
     from edge_pc.bench.report import Report
 
@@ -96,20 +106,21 @@ def cases(measurement: Measurement, output: OutputOptions) -> None:
 
 
 @bench.command(cls=GroupedCommand)
-@click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+@some_datasets_argument
+@items_option(20)
 @measurement_options
 @output_options
-def fidelity(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
+def fidelity(datasets: tuple[str, ...], items: int | None, measurement: Measurement, output: OutputOptions) -> None:
     """How close reuse is to full prefill, and under which conditions it is not.
 
     Data sets are questions about several documents; without any, only parameters are measured.
     """
-    _run("fidelity", measurement, Output(output), datasets)
+    _run_on_items("fidelity", measurement, Output(output), datasets, items)
 
 
 @bench.command(cls=GroupedCommand)
 @datasets_argument
-@option("--items", type=click.IntRange(min=1), metavar="N", help="Only the first N of each data set.")
+@items_option(100)
 @measurement_options
 @output_options
 def accuracy(datasets: tuple[str, ...], items: int | None, measurement: Measurement, output: OutputOptions) -> None:
@@ -117,19 +128,30 @@ def accuracy(datasets: tuple[str, ...], items: int | None, measurement: Measurem
 
     Takes the format of LongBench, and lines with `input`, `docs` and `answers`.
     """
-    _run("accuracy", measurement, Output(output), datasets, items)
+    _run_on_items("accuracy", measurement, Output(output), datasets, items)
 
 
-def _run(
-    name: str, measurement: Measurement, out: Output, datasets: tuple[str, ...] = (), items: int | None = None
-) -> None:
-    """Fill one section and say on stdout what was found."""
+def _run(name: str, measurement: Measurement, out: Output) -> None:
+    """Fill a section that needs no data sets."""
     run, kind, findings = _bench(name)
-    changes = {"items": items} if items else {}
-    settings = kind.quick() if measurement.quick else kind(**changes)
-    if name in ("fidelity", "accuracy"):
-        run = partial(run, datasets=[Path(path) for path in datasets])
-    for line in findings(fill(name, run, settings, measurement, out)):
+    settings = kind.quick() if measurement.quick else kind()
+    _say(out, findings(fill(name, run, settings, measurement, out)))
+
+
+def _run_on_items(
+    name: str, measurement: Measurement, out: Output, datasets: tuple[str, ...], items: int | None = None
+) -> None:
+    """Fill a section from items of data sets."""
+    run, kind, findings = _bench(name)
+    settings = kind.quick() if measurement.quick else kind()
+    if items is not None:
+        settings = replace(settings, items=items)
+    run = partial(run, datasets=[Path(path) for path in datasets])
+    _say(out, findings(fill(name, run, settings, measurement, out)))
+
+
+def _say(out: Output, lines: list[str]) -> None:
+    for line in lines:
         out.answer(line + "\n")
 
 

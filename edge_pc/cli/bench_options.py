@@ -96,7 +96,7 @@ def open_report(measurement: Measurement, output: Output) -> Report:
     """
     from dataclasses import asdict
 
-    from edge_pc.bench.machine import machine_facts
+    from edge_pc.bench.machine import machine_facts, versions
     from edge_pc.bench.report import Report
     from edge_pc.bench.setup import shared_settings
     from edge_pc.machine import describe_machine
@@ -105,7 +105,7 @@ def open_report(measurement: Measurement, output: Output) -> Report:
     settings = shared_settings(measurement.options())
     if path.exists():
         output.note(f"going on with {path}")
-        return Report.resume(path, machine=asdict(describe_machine()), settings=settings)
+        return Report.resume(path, machine=asdict(describe_machine()) | {"versions": versions()}, settings=settings)
     output.note("measuring the machine")
     return Report.create(path, command=command_line(), machine=machine_facts(), settings=settings)
 
