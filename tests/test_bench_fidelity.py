@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge_pc.bench.questions import Question, question_of
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.setup import BenchOptions
 from edge_pc.bench.templates import TEMPLATES, parameter_prompts
+from edge_pc.errors import OptionError
 from edge_pc.plan import Tail
 
 DOCUMENTS = tuple(Document(f"T{number}", f"Text number {number}, of some length.") for number in range(6))
@@ -208,6 +210,19 @@ def test_a_run_fills_every_condition_and_resumes(
     resumed = run(saved, roomy_model, path)
     assert measured == [gone["key"]]
     assert {row["key"]: row for row in resumed.rows} == {row["key"]: row for row in section.rows}
+
+
+def test_items_can_be_added_later(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fidelity, "parameter_subjects", lambda has_unk: iter(()))
+    options = BenchOptions(model=str(tiny_model), backends=("onnx",))
+    path = write(tmp_path / "six.jsonl", ITEM, replace(ITEM, key="another"))
+    for items in (1, 2):
+        settings = replace(SETTINGS, items=items, module_counts=(2,), gaps=(0,), spread=())
+        report = Report.load(tmp_path / "report.json") if items > 1 else new_report(tmp_path)
+        section = run_fidelity(report, options, settings, datasets=[path])
+        assert {row["item"] for row in section.rows} == {"six/x", "six/another"} if items > 1 else {"six/x"}
+    with pytest.raises(OptionError, match="answer_tokens was 4, now 5"):
+        run_fidelity(report, options, replace(settings, answer_tokens=5), datasets=[path])
 
 
 def test_what_is_too_long_for_the_model_is_skipped(

@@ -46,9 +46,6 @@ class AccuracySettings:
         """A size that takes about a minute."""
         return cls(items=4)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def run_accuracy(
     report: Report,

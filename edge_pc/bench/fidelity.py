@@ -57,8 +57,9 @@ class FidelitySettings:
         """A size that takes about a minute."""
         return cls(items=2, module_counts=(5,), gaps=(0, 1024), spread=(3,), answer_tokens=8, templates=4)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def of_a_row(self) -> dict[str, Any]:
+        """What a row depends on; items can be added to a section later."""
+        return {name: value for name, value in asdict(self).items() if name not in ("items", "templates")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def run_fidelity(
     """
     backend = chosen_backends(options)[0]
     items = [(f"{dataset_name(path)}/{i.key}", i) for path in datasets for i in read_items(path)[: settings.items]]
-    section = report.section(SECTION, settings.as_dict() | {"backend": backend}, command=command, restart=restart)
+    section = report.section(SECTION, settings.of_a_row() | {"backend": backend}, command=command, restart=restart)
     with open_lab(options, backend) as lab:
         templates = list(parameter_subjects(lab.has_unk))[: settings.templates]
         total = len(items) + len(templates)
