@@ -77,24 +77,39 @@ def test_a_page_says_where_reuse_is_worse_and_what_is_timed(made_up: Path) -> No
     assert "20 to 70 ×" in text
 
 
-def test_a_page_says_where_answers_are_worse(tmp_path: Path) -> None:
-    report = bench_tools.made_up_report(tmp_path / "r.json")
-    interval = {"mean": -0.02, "low": -0.05, "high": 0.01}
-    score = {
-        "full": {"mean": 0.3, "low": 0.2, "high": 0.4},
-        "cached": {"mean": 0.28, "low": 0.2, "high": 0.4},
-        "test": {"difference": interval, "p_value": 0.2, "better": 3, "worse": 5, "equal": 2},
-    }
-    report.section("accuracy", {}).summarize({"quiz": {"items": 10, "metric": "f1", "scores": {"f1": score}}})
-    condition = {
-        "group": "gaps", "condition": "6000", "items": 4, "kl": {"mean": 0.9, "low": 0.8, "high": 1.0},
-        "loss_nats_per_token": None, "same_first_token": 0.5, "same_answer": 0.25, "close": False,
+def answered(question: str, full: float, cached: float) -> dict[str, Any]:
+    """A row of `bench accuracy` with these scores."""
+    parting = {
+        "token": 2, "full_chose": " left", "cached_chose": " right",
+        "full_probabilities": [0.9, 0.05], "cached_probabilities": [0.4, 0.6],
     }  # fmt: skip
-    report.section("fidelity", {}).summarize({"conditions": [condition, condition | {"condition": "0", "close": True}]})
-    worse = page(report).split("Worse answers", 1)[1].split("</ul>", 1)[0]
-    assert "quiz: f1 changes by -2.0 [-5.0, +1.0] points (p = 0.20)" in worse
+    ways = {way: {"text": f"{way} says", "scores": {"f1": f1}} for way, f1 in (("full", full), ("cached", cached))}
+    return {
+        "dataset": "quiz", "question": question, "right": ["yes"], "metric": "f1", "documents": 2, "cut_tokens": 0,
+        "prompt_tokens": 1000, "computed_tokens": 20, "parting": parting, "kl": 0.25, "same_first_token": True,
+        "gold_full": -1.0, "gold_cached": -1.5, "edit_similarity": 0.5, **ways,
+    }  # fmt: skip
+
+
+def test_a_page_says_where_answers_are_worse_also_of_a_bench_that_is_not_through(tmp_path: Path) -> None:
+    report = bench_tools.made_up_report(tmp_path / "r.json")
+    accuracy, fidelity = report.section("accuracy", {}), report.section("fidelity", {})
+    for number, (full, cached) in enumerate([(1.0, 0.0), (0.5, 0.5), (0.5, 1.0), (0.5, 0.25)]):
+        accuracy.add(f"quiz/{number}", answered(f"Question {number}?", full, cached))
+    for condition, kl in (("6000", 0.9), ("0", 0.01)):
+        row = {"group": "gaps", "condition": condition, "kl": kl, "gold_full": None, "gold_cached": None}
+        fidelity.add(condition, row | {"item": "x", "same_first_token": True, "edit_similarity": 1.0})
+    text = page(report)
+    worse = text.split("Worse answers", 1)[1].split("</ul>", 1)[0]
+    assert "quiz: f1 changes by -18.8 [" in worse
+    assert "worse on 2 items, better on 1" in worse
     assert "gaps, 6000: KL 0.900" in worse
     assert "gaps, 0:" not in worse
+    assert "-0.50 [-0.50, -0.50]" in text, "likelihood of the right answers"
+    assert ">0.250 [0.250, 0.250]</td>" in text
+    lost = text.split("Where reuse answers worse", 1)[1].split("</table>", 1)[0]
+    assert re.findall(r"quiz/\d", lost) == ["quiz/0", "quiz/3"], "the most lost first"
+    assert "token 3: full &#x27; left&#x27; (90%) before &#x27; right&#x27; (5%); cached 60% against 40%" in lost
 
 
 def test_a_page_of_an_interrupted_report(tmp_path: Path) -> None:

@@ -216,14 +216,16 @@ def explain(row: Row) -> list[str]:
     """What happened to an item: the answers, and where they part."""
     lines = [f"worse: {row['key']}: {_short(row['question'])}", f"  right:  {_short(' | '.join(row['right']))}"]
     lines += [f"  {way + ':':7} {_short(row[way]['text'])}" for way in ("full", "cached")]
-    part = row["parting"]
-    if part is not None:
-        (mine, others), (theirs, own) = part["full_probabilities"], part["cached_probabilities"]
-        lines.append(
-            f"  they part at token {part['token'] + 1}: full {part['full_chose']!r} ({mine:.0%}) before "
-            f"{part['cached_chose']!r} ({others:.0%}); cached {own:.0%} against {theirs:.0%}"
-        )
-    return lines
+    return lines + ([f"  they part at {describe_parting(row['parting'])}"] if row["parting"] else [])
+
+
+def describe_parting(part: dict[str, Any]) -> str:
+    """Where two answers part, given a row's `parting`: what each way chose there, and how sure it was."""
+    (mine, others), (theirs, own) = part["full_probabilities"], part["cached_probabilities"]
+    return (
+        f"token {part['token'] + 1}: full {part['full_chose']!r} ({mine:.0%}) before {part['cached_chose']!r} "
+        f"({others:.0%}); cached {own:.0%} against {theirs:.0%}"
+    )
 
 
 def _short(text: str) -> str:

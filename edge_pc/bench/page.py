@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 from edge_pc.bench import charts, explain, memory, ttft_summary
+from edge_pc.bench.answer_tables import accuracy_table, agreement_table, fidelity_table, losses, lost_table
 from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Report, Section
-from edge_pc.bench.tables import SECTION_TABLES, Table, losses, machine_table, memory_tables, processor
+from edge_pc.bench.tables import Table, cases_table, encode_table, machine_table, memory_tables, processor
 from edge_pc.bench.ttft_tables import PAPER_NOTE, length_tables, search_table, stages_table, worse_table
 
 _STYLE = """
@@ -37,6 +38,14 @@ show the spread, and the report keeps every sample.</p>"""
 _WORSE = """<p>Reuse also costs disk, and its first use costs the encoding (uses to pay, above). It gains little for
 short modules, and when little of a prompt comes from modules. The time of later tokens does not change.</p>"""
 
+# Sections that are tables only: name → heading, tables.
+_SECTIONS: dict[str, tuple[str, tuple[Callable[[Section], Table], ...]]] = {
+    "encode": ("Encoding", (encode_table,)),
+    "fidelity": ("Fidelity", (fidelity_table,)),
+    "accuracy": ("Accuracy", (accuracy_table, agreement_table, lost_table)),
+    "cases": ("Applications", (cases_table,)),
+}
+
 
 def page(report: Report) -> str:
     """The page of a report.
@@ -54,10 +63,9 @@ def page(report: Report) -> str:
         parts += _ttft(report, sections["ttft"])
     if "memory" in sections:
         parts += _memory(sections["memory"])
-    titles = {"encode": "Encoding", "fidelity": "Fidelity", "accuracy": "Accuracy", "cases": "Applications"}
-    for name, title in titles.items():
+    for name, (title, tables) in _SECTIONS.items():
         if name in sections:
-            parts += [f"<h2>{title}</h2>", table_html(SECTION_TABLES[name](sections[name]))]
+            parts += [f"<h2>{title}</h2>", *(table_html(table(sections[name])) for table in tables)]
     parts += _worse(report)
     parts += ["<h2>Machine</h2>", table_html(machine_table([report])), "<h2>How it was made</h2>"]
     parts.append(_list([f"{name}: {section.command}" for name, section in sections.items()], code=True))

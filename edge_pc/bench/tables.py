@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Report, Row, Section
@@ -88,25 +87,6 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def losses(report: Report) -> list[str]:
-    """Where answers are worse with reuse, in sentences: data sets and conditions, as far as they were measured."""
-    lines = []
-    accuracy, fidelity = (report.sections.get(name) for name in ("accuracy", "fidelity"))
-    for name, found in (accuracy.summary if accuracy else {}).items():
-        test = found["scores"][found["metric"]]["test"] if "scores" in found else None
-        if test and test["difference"]["mean"] < 0:
-            lines.append(
-                f"{name}: {found['metric']} changes by {_percent(test['difference'], sign='+')} points "
-                f"(p = {test['p_value']:.2f}); worse on {test['worse']} items, better on {test['better']}"
-            )
-    conditions = (fidelity.summary if fidelity else {}).get("conditions", [])
-    return lines + [
-        f"{found['group']}, {found['condition']}: KL {_interval(found['kl'])} to full prefill"
-        for found in conditions
-        if not found["close"]
-    ]
-
-
 def memory_tables(section: Section) -> list[Table]:
     """Memory of prompts that are open at once, and bytes per token."""
     return [_prompts_table(section), _states_table(section), _paper_table(section)]
@@ -175,46 +155,6 @@ def encode_table(section: Section) -> Table:
     return Table("Speed", (*columns, "> of it writing"), lines, note)
 
 
-def accuracy_table(section: Section) -> Table:
-    """Each data set's metrics both ways."""
-    lines = []
-    for name, found in section.summary.items():
-        for metric, score in found.get("scores", {}).items():
-            test = score["test"]
-            cells = (_percent(score["full"]), _percent(score["cached"]), _percent(test["difference"], sign="+"))
-            own = " (its own)" if metric == found["metric"] else ""
-            lines.append((name, str(found["items"]), metric + own, *cells, f"{test['p_value']:.2f}"))
-    columns = ("data set", "> items", "metric", "> full prefill", "> reuse", "> difference", "> p")
-    note = "Percent, with 95 % bootstrap intervals; p of a paired sign-flip test."
-    return Table("Right answers, both ways", columns, lines, note)
-
-
-def _percent(interval: dict[str, float], sign: str = "") -> str:
-    mean, low, high = (100 * interval[name] for name in ("mean", "low", "high"))
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
-
-
-def fidelity_table(section: Section) -> Table:
-    """The operating envelope."""
-    lines = []
-    for found in section.summary.get("conditions", []):
-        loss = found["loss_nats_per_token"]
-        lines.append(
-            (
-                found["group"], found["condition"], str(found["items"]), _interval(found["kl"]),
-                _interval(loss) if loss else "", f"{found['same_first_token']:.0%}", f"{found['same_answer']:.0%}",
-                "yes" if found["close"] else "no",
-            )
-        )  # fmt: skip
-    columns = ("group", "condition", "> items", "> KL (nats)", "> loss (nats per token)")
-    note = "Against full prefill; 95 % intervals. Loss: log-likelihood per token that the right answer loses."
-    return Table("Operating envelope", (*columns, "> same first token", "> same answer", "close"), lines, note)
-
-
-def _interval(interval: dict[str, float]) -> str:
-    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
-
-
 def cases_table(section: Section) -> Table:
     """The paper's applications: times both ways, and both answers."""
     lines = [
@@ -227,11 +167,3 @@ def cases_table(section: Section) -> Table:
     ]  # fmt: skip
     columns = ("backend", "case", "> cached + computed", "> full (ms)", "> reuse (ms)", "> speed-up", "> KL")
     return Table("Times, and both answers", (*columns, "answer, full prefill", "answer, reuse"), lines)
-
-
-SECTION_TABLES: dict[str, Any] = {
-    "encode": encode_table,
-    "fidelity": fidelity_table,
-    "accuracy": accuracy_table,
-    "cases": cases_table,
-}
