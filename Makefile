@@ -36,6 +36,7 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.core
 	$(BIN)/python docs/make_cli_reference.py
+	$(BIN)/python docs/make_results.py
 
 # Real numbers for README.md: run it on a machine that does nothing else.
 transcript: $(VENV)/.core

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge_pc.bench.report import Report
 from edge_pc.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,15 +24,19 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    """The script that `make docs` runs."""
-    spec = importlib.util.spec_from_file_location("make_cli_reference", ROOT / "docs" / "make_cli_reference.py")
+def script(name: str) -> ModuleType:
+    """A script that `make docs` runs."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    return script("make_cli_reference")
 
 
 @pytest.fixture
@@ -50,6 +55,13 @@ def test_the_command_reference_is_up_to_date(reference: ModuleType) -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference.reference(), "run: make docs"
     assert reference.with_table(README) == README, "run: make docs"
     assert README.count("| `edge-pc ") == len(reference.all_commands())
+
+
+def test_the_tables_of_the_results_are_those_of_the_report() -> None:
+    results = script("make_results")
+    text = results.README.read_text(encoding="utf-8")
+    assert len(results.BLOCK.findall(text)) == text.count("<!-- results: ") > 0
+    assert results.with_tables(text, Report.load(results.RESULTS / "report.json")) == text, "run: make docs"
 
 
 def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:

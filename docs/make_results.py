@@ -1,0 +1,51 @@
+"""Writes the tables in `docs/results/README.md` from the report beside it (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from edge_pc.bench.answer_tables import accuracy_table, agreement_table, fidelity_table, lost_table
+from edge_pc.bench.report import Report
+from edge_pc.bench.tables import Table, encode_table, memory_tables
+from edge_pc.bench.ttft_tables import length_tables
+
+RESULTS = Path(__file__).resolve().parent / "results"
+README = RESULTS / "README.md"
+BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+def tables(report: Report, name: str) -> list[Table]:
+    """The tables that stand in the block `name`; a bench that was not run has none."""
+    makers = {
+        "ttft": ("ttft", length_tables),
+        "encode": ("encode", lambda section: [encode_table(section)]),
+        "memory": ("memory", lambda section: memory_tables(section)[:1]),
+        "fidelity": ("fidelity", lambda section: [fidelity_table(section)]),
+        "accuracy": ("accuracy", lambda section: [accuracy_table(section), agreement_table(section)]),
+        "lost": ("accuracy", lambda section: [lost_table(section)]),
+    }
+    section_name, make = makers[name]
+    found = report.sections
+    return make(found[section_name]) if section_name in found else []
+
+
+def with_tables(readme: str, report: Report) -> str:
+    """The text with all its blocks made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        text = "\n\n".join(table.markdown() for table in tables(report, match[2]))
+        return f"{match[1]}{text}\n{match[3]}"
+
+    return BLOCK.sub(block, readme)
+
+
+def main() -> None:
+    report = Report.load(RESULTS / "report.json")
+    README.write_text(with_tables(README.read_text(encoding="utf-8"), report), encoding="utf-8")
+    sys.stdout.write(f"wrote the tables in {README.relative_to(RESULTS.parent.parent)}\n")
+
+
+if __name__ == "__main__":
+    main()
