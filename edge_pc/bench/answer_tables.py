@@ -101,7 +101,7 @@ def losses(report: Report) -> list[str]:
     return lines
 
 
-def _both_ways(score: dict[str, Any], factor: float, digits: int) -> tuple[str, str, str, str]:
+def _both_ways(score: dict[str, Any], factor: float, digits: int) -> tuple[str, ...]:
     test = score["test"]
     ways = (_interval(score[way], factor, digits) for way in ("full", "cached"))
     return (*ways, _interval(test["difference"], factor, digits, sign="+"), f"{test['p_value']:.2f}")

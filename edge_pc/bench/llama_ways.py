@@ -84,7 +84,7 @@ def _bindings(path: Path, settings: LlamaSettings, cells: int) -> Any:
 @contextmanager
 def _our_model_params() -> Iterator[None]:
     """Let `Llama`, which has no argument for it, begin with the parameters that all other ways open the model with."""
-    library = load_library()
+    library: Any = load_library()
     default = library.llama_model_default_params
     params = model_params(library)
     library.llama_model_default_params = lambda: params

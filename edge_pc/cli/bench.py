@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_pc.cli.bench_options import Measurement, fill, measurement_options
-from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
+from edge_pc.cli.options import Command, GroupedCommand, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ datasets_argument = click.argument("datasets", metavar="DATASET.jsonl[.gz]...", 
 some_datasets_argument = click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
 
 
-def items_option(default: int) -> Any:
+def items_option(default: int) -> Callable[[Command], Command]:
     """`--items`; `default` is what the bench's settings have."""
     text = f"Take the first N of each data set.  [default: {default}]"
     return option("--items", type=click.IntRange(min=1), metavar="N", help=text)
