@@ -229,7 +229,7 @@ def test_help_states_the_default_number_of_items(
     assert f"[default: {settings.items}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_report_that_was_interrupted_before_its_second_backend_still_makes_a_page(tmp_path: Path) -> None:
+def test_a_report_that_was_interrupted_before_its_second_backend_is_shown_and_compared(tmp_path: Path) -> None:
     """Of llama.cpp there is only the search for its baseline."""
     report = bench_tools.made_up_report(tmp_path / "report.json")
     section = report.sections["ttft"]
@@ -237,3 +237,7 @@ def test_a_report_that_was_interrupted_before_its_second_backend_still_makes_a_p
     assert any(row["backend"] == "llamacpp" for row in rows)
     section.rows[:] = rows
     assert "<html" in page(report)
+    whole = bench_tools.made_up_report(tmp_path / "whole.json")
+    tables = compare_machines([report, whole], tmp_path / "machines").markdown.read_text(encoding="utf-8")
+    assert "ONNX Runtime: time to first token" in tables
+    assert "llama.cpp: time" not in tables

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_pc.bench import charts, explain
-from edge_pc.bench.names import BACKEND_NAMES, ordered_backends
+from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.page import document, figure, table_html
 from edge_pc.bench.report import Report
 from edge_pc.bench.tables import Table, letter, machine_table
-from edge_pc.bench.ttft_summary import rows_of, ttft
+from edge_pc.bench.ttft_summary import measured_backends, rows_of, ttft
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def compare_machines(reports: Sequence[Report], out: Path) -> Written:
 
 
 def _check(reports: Sequence[Report]) -> list[str]:
-    """The backends that all reports have."""
+    """The backends that reuse was timed on in all reports."""
     if len(reports) < 2:
         raise OptionError("one report alone cannot be compared", hint="give two or more")
     common: set[str] | None = None
@@ -69,7 +69,7 @@ def _check(reports: Sequence[Report]) -> list[str]:
             raise OptionError(f"{report.path} has no times to first token", hint="run edge-pc bench ttft there")
         if report.settings["model"] != reports[0].settings["model"]:
             raise OptionError(f"{report.path} was measured with another model than {reports[0].path}")
-        found = set(ordered_backends(report.sections["ttft"].rows))
+        found = set(measured_backends(report.sections["ttft"].rows))
         common = found if common is None else common & found
     if not common:
         raise OptionError("the reports have no backend in common")
