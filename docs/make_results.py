@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from edge_pc.bench.answer_tables import accuracy_table, agreement_table, fidelity_table, lost_table
+from edge_pc.bench.answer_tables import accuracy_tables, fidelity_table
 from edge_pc.bench.report import Report
 from edge_pc.bench.tables import Table, encode_table, memory_tables
 from edge_pc.bench.ttft_tables import length_tables
@@ -23,8 +23,8 @@ def tables(report: Report, name: str) -> list[Table]:
         "encode": ("encode", lambda section: [encode_table(section)]),
         "memory": ("memory", lambda section: memory_tables(section)[:1]),
         "fidelity": ("fidelity", lambda section: [fidelity_table(section)]),
-        "accuracy": ("accuracy", lambda section: [accuracy_table(section), agreement_table(section)]),
-        "lost": ("accuracy", lambda section: [lost_table(section)]),
+        "accuracy": ("accuracy", lambda section: accuracy_tables(section)[:2]),
+        "lost": ("accuracy", lambda section: accuracy_tables(section)[2:]),
     }
     section_name, make = makers[name]
     found = report.sections

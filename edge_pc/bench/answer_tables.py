@@ -16,10 +16,16 @@ _SHOWN = 3
 _SHOWN_CHARACTERS = 400
 
 
-def accuracy_table(section: Section) -> Table:
+def accuracy_tables(section: Section) -> list[Table]:
+    """Right answers both ways, agreement of all answers, and the items that lost most."""
+    summary = accuracy.summarize(section.rows)
+    return [_right_table(summary), _agreement_table(summary), _lost_table(section, summary)]
+
+
+def _right_table(summary: dict[str, Any]) -> Table:
     """Each data set's metrics both ways."""
     lines = []
-    for name, found in accuracy.summarize(section.rows).items():
+    for name, found in summary.items():
         for metric, score in found.get("scores", {}).items():
             own = " (its own, %)" if metric == found["metric"] else " (%)"
             lines.append((name, str(found["items"]), metric + own, *_both_ways(score, 100, 1)))
@@ -31,24 +37,24 @@ def accuracy_table(section: Section) -> Table:
     return Table("Right answers, both ways", columns, lines, note)
 
 
-def agreement_table(section: Section) -> Table:
+def _agreement_table(summary: dict[str, Any]) -> Table:
     """How far the same answers agree, whether right or not."""
     lines = [
         (
             name, str(found["items"]), f"{found['mean_prompt_tokens']:,}", _interval(found["kl"], 1, 3),
             f"{found['same_first_token']:.0%}", f"{found['same_answer']:.0%}",
         )
-        for name, found in accuracy.summarize(section.rows).items()
+        for name, found in summary.items()
         if found["items"]
     ]  # fmt: skip
     columns = ("data set", "> items", "> tokens of a prompt", "> KL of the first token (nats)", "> same first token")
     return Table("Agreement with full prefill", (*columns, "> same answer"), lines)
 
 
-def lost_table(section: Section) -> Table:
+def _lost_table(section: Section, summary: dict[str, Any]) -> Table:
     """Of each data set the items that lost most on its own metric, and where the two answers part."""
     lines = []
-    for found in accuracy.summarize(section.rows).values():
+    for found in summary.values():
         for key in found.get("worse", [])[:_SHOWN]:
             row = section.row(key)
             if row is not None:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from edge_pc.bench import charts, explain, memory, ttft_summary
-from edge_pc.bench.answer_tables import accuracy_table, agreement_table, fidelity_table, losses, lost_table
+from edge_pc.bench.answer_tables import accuracy_tables, fidelity_table, losses
 from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.tables import Table, cases_table, encode_table, machine_table, memory_tables, processor
@@ -38,12 +38,12 @@ show the spread, and the report keeps every sample.</p>"""
 _WORSE = """<p>Reuse also costs disk, and its first use costs the encoding (uses to pay, above). It gains little for
 short modules, and when little of a prompt comes from modules. The time of later tokens does not change.</p>"""
 
-# Sections that are tables only: name → heading, tables.
-_SECTIONS: dict[str, tuple[str, tuple[Callable[[Section], Table], ...]]] = {
-    "encode": ("Encoding", (encode_table,)),
-    "fidelity": ("Fidelity", (fidelity_table,)),
-    "accuracy": ("Accuracy", (accuracy_table, agreement_table, lost_table)),
-    "cases": ("Applications", (cases_table,)),
+# Sections that are tables only: name → heading, what makes the tables.
+_SECTIONS: dict[str, tuple[str, Callable[[Section], list[Table]]]] = {
+    "encode": ("Encoding", lambda section: [encode_table(section)]),
+    "fidelity": ("Fidelity", lambda section: [fidelity_table(section)]),
+    "accuracy": ("Accuracy", accuracy_tables),
+    "cases": ("Applications", lambda section: [cases_table(section)]),
 }
 
 
@@ -65,7 +65,7 @@ def page(report: Report) -> str:
         parts += _memory(sections["memory"])
     for name, (title, tables) in _SECTIONS.items():
         if name in sections:
-            parts += [f"<h2>{title}</h2>", *(table_html(table(sections[name])) for table in tables)]
+            parts += [f"<h2>{title}</h2>", *map(table_html, tables(sections[name]))]
     parts += _worse(report)
     parts += ["<h2>Machine</h2>", table_html(machine_table([report])), "<h2>How it was made</h2>"]
     parts.append(_list([f"{name}: {section.command}" for name, section in sections.items()], code=True))

@@ -60,12 +60,12 @@ def items_option(default: int) -> Callable[[Command], Command]:
 @output_options
 def all_benches(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
     """Run all benches, one after the other, and make the page. Accuracy needs data sets."""
-    out = Output(output)
+    out, paths = Output(output), _paths(datasets)
     for name in ("ttft", "encode", "memory", "cases"):
         _run(name, measurement, out)
-    _run_on_items("fidelity", measurement, out, datasets)
-    if datasets:
-        _run_on_items("accuracy", measurement, out, datasets)
+    _run("fidelity", measurement, out, datasets=paths)
+    if paths:
+        _run("accuracy", measurement, out, datasets=paths)
     from edge_pc.bench.page import page
     from edge_pc.bench.report import Report
 
@@ -116,7 +116,7 @@ def fidelity(datasets: tuple[str, ...], items: int | None, measurement: Measurem
 
     Data sets are questions about several documents; without any, only parameters are measured.
     """
-    _run_on_items("fidelity", measurement, Output(output), datasets, items)
+    _run("fidelity", measurement, Output(output), items, datasets=_paths(datasets))
 
 
 @bench.command(cls=GroupedCommand)
@@ -129,31 +129,21 @@ def accuracy(datasets: tuple[str, ...], items: int | None, measurement: Measurem
 
     Takes the format of LongBench, and lines with `input`, `docs` and `answers`.
     """
-    _run_on_items("accuracy", measurement, Output(output), datasets, items)
+    _run("accuracy", measurement, Output(output), items, datasets=_paths(datasets))
 
 
-def _run(name: str, measurement: Measurement, out: Output) -> None:
-    """Fill a section that needs no data sets."""
-    run, kind, findings = _bench(name)
-    settings = kind.quick() if measurement.quick else kind()
-    _say(out, findings(fill(name, run, settings, measurement, out)))
-
-
-def _run_on_items(
-    name: str, measurement: Measurement, out: Output, datasets: tuple[str, ...], items: int | None = None
-) -> None:
-    """Fill a section from items of data sets."""
+def _run(name: str, measurement: Measurement, out: Output, items: int | None = None, **inputs: Any) -> None:
+    """Fill one section and say on stdout what was found; `inputs` go to what runs the bench."""
     run, kind, findings = _bench(name)
     settings = kind.quick() if measurement.quick else kind()
     if items is not None:
         settings = replace(settings, items=items)
-    run = partial(run, datasets=[Path(path) for path in datasets])
-    _say(out, findings(fill(name, run, settings, measurement, out)))
-
-
-def _say(out: Output, lines: list[str]) -> None:
-    for line in lines:
+    for line in findings(fill(name, partial(run, **inputs), settings, measurement, out)):
         out.answer(line + "\n")
+
+
+def _paths(datasets: tuple[str, ...]) -> list[Path]:
+    return [Path(path) for path in datasets]
 
 
 def _bench(name: str) -> tuple[Any, Any, Any]:
