@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from edge_pc.backends.base import KVLayout, KVStates, Span
-from edge_pc.backends.onnx.arena import Arena, can_map, in_position_order, tokens_per_page
+from edge_pc.backends.onnx.arena import (
+    MAP_FROM_TOKENS_FRESH,
+    MAP_FROM_TOKENS_WARM,
+    Arena,
+    can_map,
+    in_position_order,
+    tokens_per_page,
+)
 from edge_pc.backends.onnx.backend import CHUNK_TOKENS, ROW_TILE, chunks
 from edge_pc.errors import ContextLengthError, StatesError
 from edge_pc.store import StateStore
@@ -61,7 +68,7 @@ def test_one_prompt_after_another(store: StateStore, assembly: str, exact: bool)
 
 
 def placed(arena: Arena) -> list[tuple[int, bool]]:
-    return [(piece.stop - piece.start, piece.mapped) for piece in arena._pieces]
+    return [(piece.stop - piece.start, piece.mapped) for each in arena._placed for piece in each.parts]
 
 
 @needs_mapping
@@ -86,6 +93,36 @@ def test_behind_a_gap_a_few_cells_of_the_end_come_first(store: StateStore) -> No
     arena.place(spans, exact=True)
     assert placed(arena) == [(5 * PAGE, True), (3 * PAGE, False)]
     assert (np.diff(arena.position_ids[: arena.cells]) > 0).all()
+
+
+@needs_mapping
+@pytest.mark.parametrize("tokens", [MAP_FROM_TOKENS_FRESH, MAP_FROM_TOKENS_WARM - 1, MAP_FROM_TOKENS_WARM])
+def test_what_was_placed_stays_however_it_would_be_placed_now(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """A short module is mapped into a fresh arena, and would be copied into one that has memory."""
+    arena = Arena(LAYOUT, 2048)
+    spans = [Span(states(store, tokens, 0, 1), 0, tokens)]
+    arena.place(spans, exact=False)
+    assert placed(arena) == [(tokens, True)]
+    monkeypatch.setattr(arena, "_copy", lambda piece: pytest.fail("placed again"))
+    arena.place(spans, exact=False)
+    arena.place(spans, exact=True)
+    check(arena, *spans)
+
+
+@needs_mapping
+def test_short_modules_are_copied_where_there_is_memory(store: StateStore) -> None:
+    arena = Arena(LAYOUT, 2048)
+    arena.place([], exact=False)
+    arena.kv[:, :, :, arena.append(np.arange(1000, dtype=np.int32))] = 1.0
+    short, long = states(store, MAP_FROM_TOKENS_WARM - 1, 0, 1), states(store, MAP_FROM_TOKENS_WARM, 0, 2)
+    arena.place([Span(short, 0, len(short.position_ids))], exact=False)
+    assert placed(arena) == [(MAP_FROM_TOKENS_WARM - 1, False)]
+    arena.place([Span(long, 0, len(long.position_ids))], exact=False)
+    assert placed(arena) == [(MAP_FROM_TOKENS_WARM, True)]
+    arena.place([Span(short, 0, len(short.position_ids))], exact=False)
+    assert placed(arena) == [(MAP_FROM_TOKENS_WARM - 1, True)], "mapped pages are no memory of the arena's own"
 
 
 def test_what_is_in_place_is_not_placed_again(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -32,9 +32,9 @@ from edge_pc.backends.base import IntArray, KVLayout, KVStates, Span
 from edge_pc.errors import ContextLengthError, OptionError, StatesError
 
 # Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
-# page where the arena was not written to before. From these numbers of tokens on mapping is the faster one (measured:
-# 4096 tokens in pieces of 32 to 1024).
-MAP_FROM_TOKENS_WARM = 128
+# page where the arena has no memory yet. From these numbers of tokens on mapping is the faster one (measured on Zen 4:
+# mapping 1.4 ms and 0.5 ms of page faults, copying 2 ms for 384 tokens, into a fresh arena 1.2 ms for 32).
+MAP_FROM_TOKENS_WARM = 384
 MAP_FROM_TOKENS_FRESH = 32
 
 ASSEMBLIES = ("auto", "map", "copy")
@@ -52,8 +52,20 @@ class Piece:
 
     def same_as(self, other: Piece) -> bool:
         """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
-        mine = (self.start, self.stop, self.slot, self.mapped)
-        return self.states is other.states and mine == (other.start, other.stop, other.slot, other.mapped)
+        mine = (self.start, self.stop, self.slot)
+        return self.states is other.states and mine == (other.start, other.stop, other.slot)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A piece that lies in the arena, and the parts that it was copied and mapped in."""
+
+    piece: Piece
+    parts: Sequence[Piece]
+
+    def serves(self, wanted: Piece, exact: bool) -> bool:
+        """Whether the piece can stay for `wanted`: however it came there, unless the order of its cells matters."""
+        return self.piece.same_as(wanted) and (not exact or self.parts[0].start == wanted.start)
 
 
 class Arena:
@@ -82,9 +94,9 @@ class Arena:
         self.kv: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32).reshape(shape)
         self.position_ids: IntArray = np.zeros(self.capacity, dtype=np.int32)
         self.cells = 0
-        self._pieces: list[Piece] = []
+        self._placed: list[Placed] = []
         self._assembly = assembly if can_map() else "copy"
-        self._written = 0  # slots in front of this one have memory of their own, or are mapped
+        self._written = 0  # slots in front of this one have memory, of their own or mapped
 
     def place(self, spans: Sequence[Span], *, exact: bool) -> None:
         """Put the spans' cells into slots 0, 1, …
@@ -95,17 +107,21 @@ class Arena:
         Raises:
             StatesError: a file was cut short since it was opened.
         """
-        pieces = [part for piece in in_position_order(spans) for part in self._parts(piece, exact)]
-        kept = _common_prefix(self._pieces, pieces)
-        replaced = self._pieces[kept:]
-        self._pieces = pieces[:kept]  # first: what an interrupt leaves half replaced must not count as placed
-        if not kept and any(piece.mapped for piece in (*replaced, *pieces)):
+        pieces = in_position_order(spans)
+        kept = _common_prefix(self._placed, pieces, exact)
+        replaced = [part for placed in self._placed[kept:] for part in placed.parts]
+        del self._placed[kept:]  # first: what an interrupt leaves half replaced must not count as placed
+        if not kept and _any_mapped(replaced):
             self._drop_pages()
         self._unmap(replaced)
-        for piece in pieces[kept:]:
-            if not (piece.mapped and self._map(piece)):
-                self._copy(piece)
-            self._pieces.append(piece)
+        added = [Placed(piece, self._parts(piece, exact)) for piece in pieces[kept:]]
+        if not kept and _any_mapped(part for placed in added for part in placed.parts):
+            self._drop_pages()
+        for placed in added:
+            for part in placed.parts:
+                if not (part.mapped and self._map(part)):
+                    self._copy(part)
+            self._placed.append(placed)
         self.cells = sum(piece.stop - piece.start for piece in pieces)
         self._written = max(self._written, self.cells)
 
@@ -125,12 +141,12 @@ class Arena:
 
     def trim(self, keep: int) -> None:
         """Give memory of the slots behind the placed cells back to the system, all but the next `keep` slots."""
-        placed = sum(piece.stop - piece.start for piece in self._pieces)
+        placed = sum(each.piece.stop - each.piece.start for each in self._placed)
         first = -(-(placed + keep) // self._page_tokens) * self._page_tokens
-        if self.cells <= first:
-            return
-        used = -(-self.cells // self._page_tokens) * self._page_tokens
         self.cells = placed
+        if self._written <= first:
+            return
+        used = -(-self._written // self._page_tokens) * self._page_tokens
         self._written = first
         if hasattr(mmap, "MADV_DONTNEED"):
             for start in self._row_offsets():
@@ -139,9 +155,9 @@ class Arena:
 
     def _drop_pages(self) -> None:
         """Forget all contents at once: replacing pages that are in use makes every single call wait for all cores."""
-        self._written = 0
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if self._written and hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED)
+        self._written = 0
 
     def _parts(self, piece: Piece, exact: bool) -> list[Piece]:
         """The piece cut into what is copied and what is mapped."""
@@ -149,7 +165,7 @@ class Arena:
         shift = (self._row(states, start) - slot) % self._page_tokens
         head = -(slot + shift) % self._page_tokens
         mapped = stop - start - shift - head
-        if mapped < self._map_from(slot) or not mappable(states) or (shift and exact):
+        if mapped < self._map_from(slot + stop - start) or not mappable(states) or (shift and exact):
             return [piece]
         parts = [Piece(states, stop - shift, stop, slot), Piece(states, start, start + head, slot + shift)]
         parts.append(Piece(states, start + head, stop - shift, slot + shift + head, mapped=True))
@@ -159,10 +175,10 @@ class Arena:
         """Where in the array of `states` a cell lies."""
         return self._layout.lead(states.position_ids) + cell
 
-    def _map_from(self, slot: int) -> int:
-        """The number of tokens from which on a piece at `slot` is mapped."""
+    def _map_from(self, end: int) -> int:
+        """The number of tokens from which on a piece that ends in front of slot `end` is mapped."""
         if self._assembly == "auto":
-            return MAP_FROM_TOKENS_WARM if slot < self._written else MAP_FROM_TOKENS_FRESH
+            return MAP_FROM_TOKENS_WARM if end <= self._written else MAP_FROM_TOKENS_FRESH
         return self._page_tokens if self._assembly == "map" else sys.maxsize
 
     def _copy(self, piece: Piece) -> None:
@@ -197,6 +213,7 @@ class Arena:
         """Put anonymous memory back in place of mapped pages."""
         for piece in pieces:
             if piece.mapped:
+                self._written = min(self._written, piece.slot)
                 length = self._mapped_bytes(piece)
                 base = self.kv.ctypes.data + piece.slot * self._token_bytes
                 for start in self._row_offsets():
@@ -255,13 +272,18 @@ def in_position_order(spans: Sequence[Span]) -> list[Piece]:
     ]
 
 
-def _common_prefix(old: Sequence[Piece], new: Sequence[Piece]) -> int:
+def _common_prefix(placed: Sequence[Placed], wanted: Sequence[Piece], exact: bool) -> int:
+    """How many pieces from the first on can stay."""
     count = 0
-    for mine, theirs in zip(old, new, strict=False):
-        if not mine.same_as(theirs):
+    for mine, theirs in zip(placed, wanted, strict=False):
+        if not mine.serves(theirs, exact):
             break
         count += 1
     return count
+
+
+def _any_mapped(parts: Iterable[Piece]) -> bool:
+    return any(part.mapped for part in parts)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
