@@ -46,7 +46,7 @@ transcript: $(VENV)/.core
 
 # What is there already is not measured again: after Ctrl-C, `make bench` goes on. Accuracy needs data sets:
 # make bench DATASETS="a.jsonl.gz b.jsonl.gz"
-RESULTS ?= docs/results/report.json
+RESULTS ?= docs/results/here/report.json
 DATASETS ?=
 
 bench: $(VENV)/.bench

@@ -1,4 +1,4 @@
-"""Writes the tables in `docs/results/README.md` from the report beside it (`make docs`)."""
+"""Writes the tables in `docs/results/README.md` from the reports in the folders beside it (`make docs`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from edge_pc.bench.ttft_tables import length_tables
 
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS / "README.md"
-BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+# <!-- results: TABLES FOLDER -->
+BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def tables(report: Report, name: str) -> list[Table]:
-    """The tables that stand in the block `name`; a bench that was not run has none."""
+    """The tables that stand in the block `name`."""
     makers = {
         "ttft": ("ttft", length_tables),
         "encode": ("encode", lambda section: [encode_table(section)]),
@@ -27,23 +28,22 @@ def tables(report: Report, name: str) -> list[Table]:
         "lost": ("accuracy", lambda section: accuracy_tables(section)[2:]),
     }
     section_name, make = makers[name]
-    found = report.sections
-    return make(found[section_name]) if section_name in found else []
+    return make(report.sections[section_name])
 
 
-def with_tables(readme: str, report: Report) -> str:
+def with_tables(readme: str) -> str:
     """The text with all its blocks made anew."""
 
     def block(match: re.Match[str]) -> str:
+        report = Report.load(RESULTS / match[3] / "report.json")
         text = "\n\n".join(table.markdown() for table in tables(report, match[2]))
-        return f"{match[1]}{text}\n{match[3]}"
+        return f"{match[1]}{text}\n{match[4]}"
 
     return BLOCK.sub(block, readme)
 
 
 def main() -> None:
-    report = Report.load(RESULTS / "report.json")
-    README.write_text(with_tables(README.read_text(encoding="utf-8"), report), encoding="utf-8")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
     sys.stdout.write(f"wrote the tables in {README.relative_to(RESULTS.parent.parent)}\n")
 
 
