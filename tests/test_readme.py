@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge_pc.bench.machines import compare_machines
 from edge_pc.bench.report import Report
 from edge_pc.cli import main
 
@@ -62,6 +63,14 @@ def test_the_tables_of_the_results_are_those_of_the_reports() -> None:
     text = results.README.read_text(encoding="utf-8")
     assert len(results.BLOCK.findall(text)) == text.count("<!-- results: ") > 0
     assert results.with_tables(text) == text, "run: make docs"
+
+
+def test_the_comparison_of_machines_is_that_of_the_reports(tmp_path: Path) -> None:
+    """The picture is not compared: matplotlib may draw it differently elsewhere."""
+    results = ROOT / "docs" / "results"
+    reports = [Report.load(results / machine / "report.json") for machine in ("intel-xeon", "amd-epyc")]
+    written = compare_machines(reports, tmp_path / "machines")
+    assert written.markdown.read_text(encoding="utf-8") == (results / "machines.md").read_text(encoding="utf-8")
 
 
 def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:

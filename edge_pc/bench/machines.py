@@ -126,7 +126,7 @@ def curves(reports: Sequence[Report], backends: Sequence[str]) -> Figure:
             full = {r["cached_tokens"]: ttft(r) for r in rows_of(rows, backend, "length", "full")}
             cached = {r["cached_tokens"]: ttft(r) for r in rows_of(rows, backend, "length", "cached")}
             dashes, marker = _MACHINES[index % len(_MACHINES)]
-            tint, name = _TINTS[index % len(_TINTS)], letter(index)
+            tint, name = _TINTS[index % len(_TINTS)], f"{letter(index)} ({report.machine['vendor']})"
             look, filled = charts.Style(tint, dashes, marker), charts.Style(tint, dashes, marker, tint)
             charts.plot_line(times, list(full), list(full.values()), look, f"{name}: full prefill")
             charts.plot_line(times, list(cached), list(cached.values()), filled, f"{name}: reuse")
