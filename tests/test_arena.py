@@ -213,6 +213,18 @@ def test_memory_behind_the_placed_cells_goes_back(store: StateStore) -> None:
         assert not arena.kv[:, :, :, 1000:7900].any(), "pages that were given back come back as zeros"
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system takes no memory back")
+def test_memory_of_an_earlier_longer_prompt_goes_back_too() -> None:
+    """Or the next prompt with modules frees it before its first token."""
+    arena = Arena(LAYOUT, 2048)
+    for tokens in (1000, 4):
+        arena.place([], exact=False)
+        arena.kv[:, :, :, arena.append(np.arange(tokens, dtype=np.int32))] = 1.0
+    arena.trim(PAGE)
+    assert arena.kv[:, :, :, :PAGE].all(), "what the next prompt's own text will want stays"
+    assert not arena.kv[:, :, :, PAGE:].any()
+
+
 def test_there_is_no_room_beyond_the_capacity() -> None:
     arena = Arena(LAYOUT, PAGE)
     with pytest.raises(ContextLengthError, match=str(PAGE)):
