@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from edge_pc.bench.answer_tables import accuracy_tables, fidelity_table
@@ -34,9 +35,10 @@ def tables(report: Report, name: str) -> list[Table]:
 def with_tables(readme: str) -> str:
     """The text with all its blocks made anew."""
 
+    load = cache(lambda folder: Report.load(RESULTS / folder / "report.json"))
+
     def block(match: re.Match[str]) -> str:
-        report = Report.load(RESULTS / match[3] / "report.json")
-        text = "\n\n".join(table.markdown() for table in tables(report, match[2]))
+        text = "\n\n".join(table.markdown() for table in tables(load(match[3]), match[2]))
         return f"{match[1]}{text}\n{match[4]}"
 
     return BLOCK.sub(block, readme)

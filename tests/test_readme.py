@@ -70,7 +70,8 @@ def test_the_comparison_of_machines_is_that_of_the_reports(tmp_path: Path) -> No
     results = ROOT / "docs" / "results"
     reports = [Report.load(results / machine / "report.json") for machine in ("intel-xeon", "amd-epyc")]
     written = compare_machines(reports, tmp_path / "machines")
-    assert written.markdown.read_text(encoding="utf-8") == (results / "machines.md").read_text(encoding="utf-8")
+    stands = (results / "machines.md").read_text(encoding="utf-8")
+    assert written.markdown.read_text(encoding="utf-8") == stands, "run the command that docs/results/README.md names"
 
 
 def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,11 @@ class Piece:
     slot: int
     mapped: bool = False
 
+    @property
+    def end(self) -> int:
+        """The slot behind its last cell."""
+        return self.slot + self.stop - self.start
+
     def same_as(self, other: Piece) -> bool:
         """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
         mine = (self.start, self.stop, self.slot)
@@ -109,20 +114,20 @@ class Arena:
         """
         pieces = in_position_order(spans)
         kept = _common_prefix(self._placed, pieces, exact)
-        replaced = [part for placed in self._placed[kept:] for part in placed.parts]
+        replaced = self._placed[kept:]
         del self._placed[kept:]  # first: what an interrupt leaves half replaced must not count as placed
         if not kept and _any_mapped(replaced):
             self._drop_pages()
-        self._unmap(replaced)
+        self._unmap(part for placed in replaced for part in placed.parts)
         added = [Placed(piece, self._parts(piece, exact)) for piece in pieces[kept:]]
-        if not kept and _any_mapped(part for placed in added for part in placed.parts):
+        if not kept and _any_mapped(added):
             self._drop_pages()
         for placed in added:
             for part in placed.parts:
                 if not (part.mapped and self._map(part)):
                     self._copy(part)
             self._placed.append(placed)
-        self.cells = sum(piece.stop - piece.start for piece in pieces)
+        self.cells = self._placed_cells()
         self._written = max(self._written, self.cells)
 
     def append(self, position_ids: IntArray) -> slice:
@@ -141,7 +146,7 @@ class Arena:
 
     def trim(self, keep: int) -> None:
         """Give memory of the slots behind the placed cells back to the system, all but the next `keep` slots."""
-        placed = sum(each.piece.stop - each.piece.start for each in self._placed)
+        placed = self._placed_cells()
         first = -(-(placed + keep) // self._page_tokens) * self._page_tokens
         self.cells = placed
         if self._written <= first:
@@ -152,6 +157,10 @@ class Arena:
             for start in self._row_offsets():
                 offset, length = start + first * self._token_bytes, (used - first) * self._token_bytes
                 self._memory.madvise(mmap.MADV_DONTNEED, offset, length)
+
+    def _placed_cells(self) -> int:
+        """How many slots, from 0 on, hold placed cells."""
+        return self._placed[-1].piece.end if self._placed else 0
 
     def _drop_pages(self) -> None:
         """Forget all contents at once: replacing pages that are in use makes every single call wait for all cores."""
@@ -165,7 +174,7 @@ class Arena:
         shift = (self._row(states, start) - slot) % self._page_tokens
         head = -(slot + shift) % self._page_tokens
         mapped = stop - start - shift - head
-        if mapped < self._map_from(slot + stop - start) or not mappable(states) or (shift and exact):
+        if mapped < self._map_from(piece.end) or not mappable(states) or (shift and exact):
             return [piece]
         parts = [Piece(states, stop - shift, stop, slot), Piece(states, start, start + head, slot + shift)]
         parts.append(Piece(states, start + head, stop - shift, slot + shift + head, mapped=True))
@@ -185,7 +194,7 @@ class Arena:
         if piece.states.path is not None:
             with suppress(FileNotFoundError):  # a file that was removed keeps its data while it is mapped
                 _check_whole(piece.states, piece.states.path.stat().st_size)
-        slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
+        slots = slice(piece.slot, piece.end)
         rows = slice(self._row(piece.states, piece.start), self._row(piece.states, piece.stop))
         self.kv[:, :, :, slots] = piece.states.array[:, :, :, rows]
         self.position_ids[slots] = piece.states.position_ids[piece.start : piece.stop]
@@ -205,11 +214,11 @@ class Arena:
         except OSError:
             self._unmap([piece])
             return False
-        slots = slice(piece.slot, piece.slot + piece.stop - piece.start)
+        slots = slice(piece.slot, piece.end)
         self.position_ids[slots] = states.position_ids[piece.start : piece.stop]
         return True
 
-    def _unmap(self, pieces: Sequence[Piece]) -> None:
+    def _unmap(self, pieces: Iterable[Piece]) -> None:
         """Put anonymous memory back in place of mapped pages."""
         for piece in pieces:
             if piece.mapped:
@@ -282,8 +291,8 @@ def _common_prefix(placed: Sequence[Placed], wanted: Sequence[Piece], exact: boo
     return count
 
 
-def _any_mapped(parts: Iterable[Piece]) -> bool:
-    return any(part.mapped for part in parts)
+def _any_mapped(placed: Iterable[Placed]) -> bool:
+    return any(part.mapped for each in placed for part in each.parts)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
