@@ -216,6 +216,8 @@ def test_interrupted_is_130_and_one_line(folder: Path, environment: dict[str, st
         [sys.executable, "-X", "faulthandler", "-m", "edge_pc", "run", "-"],
         cwd=folder, env={**os.environ, **environment},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Tests that were started in the background hand down that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     _wait_until_reading(child.pid)
     child.send_signal(signal.SIGINT)
