@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_pc.backends.base import Backend, BackendOptions
-    from edge_pc.description import Description
+    from edge_pc.models.description import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class BackendEntry:
 
 
 BACKENDS = {
-    "onnx": BackendEntry("edge_pc.backends.onnx.backend", "OnnxBackend", "onnx", "edge_pc.description"),
+    "onnx": BackendEntry("edge_pc.backends.onnx.backend", "OnnxBackend", "onnx", "edge_pc.models.description"),
     "llamacpp": BackendEntry(
         "edge_pc.backends.llamacpp.backend", "LlamaCppBackend", "gguf", "edge_pc.backends.llamacpp.describe"
     ),

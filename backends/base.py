@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.model_spec import ModelSpec
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.spec import ModelSpec
+from edge_pc.models.tokenizer import Tokenizer
 
 IntArray = NDArray[np.int32]
 Logits = NDArray[np.float32]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from edge_pc.machine import describe_machine
+from edge_pc.system.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         StatesError,
         StoreError,
     )
-    from edge_pc.generate import Result, Stats
-    from edge_pc.prefill import Serving
-    from edge_pc.sampling import Sampling
+    from edge_pc.runtime.prefill import Serving
+    from edge_pc.runtime.sampling import Sampling
+    from edge_pc.runtime.stats import Result, Stats
 
 __all__ = [
     "CacheMissError",
@@ -53,10 +53,10 @@ __all__ = [
 
 _HOMES = {
     "Engine": "engine",
-    "Result": "generate",
-    "Sampling": "sampling",
-    "Serving": "prefill",
-    "Stats": "generate",
+    "Result": "runtime.stats",
+    "Sampling": "runtime.sampling",
+    "Serving": "runtime.prefill",
+    "Stats": "runtime.stats",
 }
 
 

@@ -12,22 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from edge_pc import models
 from edge_pc.backends import entry, open_backend
 from edge_pc.backends.base import BackendOptions, DecodeStep
-from edge_pc.chat import ChatTemplate
-from edge_pc.compare import Comparison, compare_prefills
-from edge_pc.documents import documents_schema, question, read_documents
-from edge_pc.encoder import EncodeCallback, Encoder, EncodeReport, EncodingSize
-from edge_pc.encoding import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
-from edge_pc.generate import Answer, Result, Stream
-from edge_pc.layout import SchemaLayout, lay_out
-from edge_pc.plan import PromptLayout, Tail, check_length, lay_out_prompt
+from edge_pc.compose.chat import ChatTemplate
+from edge_pc.compose.documents import documents_schema, question, read_documents
+from edge_pc.compose.encodings import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
+from edge_pc.compose.prompt_layout import PromptLayout, Tail, check_length, lay_out_prompt
+from edge_pc.compose.schema_layout import SchemaLayout, lay_out
+from edge_pc.models import registry
 from edge_pc.pml import Prompt, Schema, Selection, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
-from edge_pc.prefill import Serving, prefill
-from edge_pc.sampling import Sampling
+from edge_pc.runtime.answer import Answer, Stream
+from edge_pc.runtime.compare import Comparison, compare_prefills
+from edge_pc.runtime.encoder import EncodeCallback, Encoder, EncodeReport, EncodingSize
+from edge_pc.runtime.prefill import Serving, prefill
+from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.stats import Result
 from edge_pc.store import StateStore
+from edge_pc.system.home import home
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +45,7 @@ class Engine:
     Args:
         model: a registered model's name, or the path of an exported model's folder or (llama.cpp) of a GGUF file.
         backend: `onnx` or `llamacpp`.
-        cache_dir: the store's folder; None: `states` below `models.home()`.
+        cache_dir: the store's folder; None: `states` below `$EDGE_PC_HOME`.
         threads: compute threads; None: the CPUs this process may use.
         provider: ONNX Runtime's execution provider.
         assembly: how stored states reach the model: `map`, `copy`, or `auto`.
@@ -76,11 +78,11 @@ class Engine:
         max_store_bytes: int | None = None,
         verbose: bool = False,
     ) -> None:
-        path = models.locate(str(model), entry(backend).model_kind)
+        path = registry.locate(str(model), entry(backend).model_kind)
         options = BackendOptions(threads, provider, assembly, kv_storage, verbose)
         self.backend = open_backend(backend, path, options)
         self.spec = self.backend.spec
-        self.store = StateStore(Path(cache_dir or models.home() / "states"), max_bytes=max_store_bytes)
+        self.store = StateStore(Path(cache_dir or home() / "states"), max_bytes=max_store_bytes)
         self.tokenizer = self.backend.tokenizer
         self._template = ChatTemplate(self.backend.chat_template, self.spec.special_tokens)
         unk = self.spec.special_tokens.get("unk_token")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
-from edge_pc.chat import TEMPLATE_FILE
+from edge_pc.compose.chat import TEMPLATE_FILE
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.source import Source, read_source
-from edge_pc.model_spec import SPEC_FILE, ModelSpec
-from edge_pc.models import make_home
-from edge_pc.tokenizer import TOKENIZER_FILE
+from edge_pc.models.spec import SPEC_FILE, ModelSpec
+from edge_pc.models.tokenizer import TOKENIZER_FILE
+from edge_pc.system.home import make_home
 
 Progress = Callable[[str, int, int], None]
 Bits = Literal[4, 8, 32]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_pc.errors import ModelError
 from edge_pc.export.weights import FloatArray, LlamaConfig, LlamaWeights
-from edge_pc.model_spec import RotaryEncoding
+from edge_pc.models.spec import RotaryEncoding
 
 SUPPORTED = "llama"
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_pc.chat import TEMPLATE_FILE
+from edge_pc.compose.chat import TEMPLATE_FILE
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile, read_gguf
 from edge_pc.export.hf_reader import read_huggingface, read_json
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
 from edge_pc.export.weights import LlamaWeights
-from edge_pc.tokenizer import TOKENIZER_FILE
+from edge_pc.models.tokenizer import TOKENIZER_FILE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_pc.errors import ModelError
-from edge_pc.model_spec import RotaryEncoding
+from edge_pc.models.spec import RotaryEncoding
 
 FloatArray = NDArray[np.float32]
 

@@ -58,7 +58,7 @@ def tiny_model(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def smollm2_gguf() -> Path:
     """The real SmolLM2 as it is pulled; skips where it is neither there nor can be downloaded."""
     from edge_pc.errors import MissingDependencyError
-    from edge_pc.pull import pull
+    from edge_pc.models.pull import pull
 
     with _home(_OWN_HOME):
         try:
@@ -70,9 +70,9 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Path:
     """The real SmolLM2, exported with 8-bit weights into the cache home."""
-    from edge_pc import models
     from edge_pc.export import export
+    from edge_pc.models import registry
 
     with _home(_OWN_HOME):
-        folder = models.export_folder("smollm2")
+        folder = registry.export_folder("smollm2")
         return folder if folder.exists() else export(smollm2_gguf, folder)

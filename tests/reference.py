@@ -12,8 +12,8 @@ import tiny
 from numpy.typing import NDArray
 
 from edge_pc.backends.base import MIN_COMPUTED_TOKENS
-from edge_pc.layout import ROOT, SchemaLayout
-from edge_pc.plan import PromptLayout
+from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.schema_layout import ROOT, SchemaLayout
 
 Floats = NDArray[np.float64]
 

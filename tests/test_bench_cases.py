@@ -13,8 +13,8 @@ from edge_pc.bench import cases
 from edge_pc.bench.cases import CasesSettings, findings, run_cases, summarize
 from edge_pc.bench.report import Report
 from edge_pc.bench.setup import BenchOptions
-from edge_pc.compare import Comparison
 from edge_pc.engine import Engine
+from edge_pc.runtime.compare import Comparison
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from roomy import export_roomy
 from edge_pc.bench.datasets import Document, Item, dataset_name, read_items, split_context
 from edge_pc.bench.lab import Lab
 from edge_pc.bench.questions import lay_out, question_of, task_of
-from edge_pc.documents import PART_CHARACTERS
+from edge_pc.compose.documents import PART_CHARACTERS
 from edge_pc.errors import ContextLengthError, OptionError
 
 LONGBENCH = {

@@ -22,8 +22,8 @@ from edge_pc.bench.questions import Question, question_of
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.setup import BenchOptions
 from edge_pc.bench.templates import TEMPLATES, parameter_prompts
+from edge_pc.compose.prompt_layout import Tail
 from edge_pc.errors import OptionError
-from edge_pc.plan import Tail
 
 DOCUMENTS = tuple(Document(f"T{number}", f"Text number {number}, of some length.") for number in range(6))
 ITEM = Item("x", "musique", "Which?", DOCUMENTS, ("number 3",), gold=3)

@@ -21,7 +21,7 @@ from edge_pc.bench.texts import Shape, Texts
 from edge_pc.bench.ttft import TtftSettings, axes, measure
 from edge_pc.bench.ttft_summary import findings, summarize
 from edge_pc.engine import Engine
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.tokenizer import Tokenizer
 
 TINY = TtftSettings(
     lengths=(16, 64), new_tokens=(1, 8), shares=(0, 100), modules=(1, 2), base_cached=64, base_new=8, repeats=2,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from edge_pc.chat import Affixes, ChatTemplate
+from edge_pc.compose.chat import Affixes, ChatTemplate
 from edge_pc.errors import ModelError, OptionError
 
 LLAMA3 = (

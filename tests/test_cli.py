@@ -144,7 +144,7 @@ def test_completion_completes() -> None:
 
 def test_sampling_options_are_those_of_the_api() -> None:
     from edge_pc.cli.options import SamplingOptions
-    from edge_pc.sampling import Sampling
+    from edge_pc.runtime.sampling import Sampling
 
     ask = cli.get_command(click.Context(cli), "ask")
     assert ask is not None
@@ -160,7 +160,7 @@ def test_an_unexpected_fault_is_1_and_short(
     def broken() -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("edge_pc.doctor.examine", broken)
+    monkeypatch.setattr("edge_pc.system.doctor.examine", broken)
     assert main(["doctor"]) == 1
     captured = capsys.readouterr()
     assert re.fullmatch(r"error: unexpected ZeroDivisionError: division by zero\nhint: .*-vv.*\n", captured.err)

@@ -24,8 +24,8 @@ from edge_pc import (
     Sampling,
     Serving,
 )
-from edge_pc.encoder import Encoder
-from edge_pc.generate import Result
+from edge_pc.runtime.encoder import Encoder
+from edge_pc.runtime.stats import Result
 
 SCHEMA = """<schema name="pets"><system>You know pets.</system><user>
 <module name="cat">The cat sleeps in the house, all day and all night.</module>

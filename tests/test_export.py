@@ -17,8 +17,8 @@ from tiny import TinyModel
 import edge_pc.export
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.export import export
-from edge_pc.model_spec import ModelSpec
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.spec import ModelSpec
+from edge_pc.models.tokenizer import Tokenizer
 
 FILES = {"model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja", "edge_pc.json"}
 
@@ -454,7 +454,7 @@ def test_the_package_is_light() -> None:
 
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "import edge_pc.export, edge_pc.models, edge_pc.tokenizer, edge_pc.chat; "
+        "import edge_pc.export, edge_pc.models.registry, edge_pc.models.tokenizer, edge_pc.compose.chat; "
         "print(sorted({'onnx', 'gguf', 'tokenizers', 'jinja2', 'onnxruntime', 'safetensors'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.cells import LANES
 from edge_pc.backends.llamacpp.context import LlamaCppContext
-from edge_pc.backends.llamacpp.session import SEQUENCES
+from edge_pc.backends.llamacpp.native import SEQUENCES
 from edge_pc.errors import ContextLengthError, ModelError, StatesError
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")

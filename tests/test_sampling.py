@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_pc import OptionError, Sampling
-from edge_pc.compare import kl_divergence
-from edge_pc.generate import _held_back
-from edge_pc.sampling import Sampler
+from edge_pc.runtime.answer import _held_back
+from edge_pc.runtime.compare import kl_divergence
+from edge_pc.runtime.sampling import Sampler
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.1], dtype=np.float32))
 

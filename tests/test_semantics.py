@@ -17,7 +17,7 @@ import tiny
 from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jointly
 
 from edge_pc import Engine, Sampling, Serving
-from edge_pc.plan import PromptLayout
+from edge_pc.compose.prompt_layout import PromptLayout
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 BACKENDS = ["onnx", pytest.param("llamacpp", marks=needs_llamacpp)]

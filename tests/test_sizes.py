@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_pc.errors import OptionError
-from edge_pc.sizes import format_size, parse_size
+from edge_pc.system.sizes import format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def slot_order_difference(engine: Engine) -> tuple[float, float, bool]:
 
     import numpy as np
 
-    from edge_pc.compare import kl_divergence
+    from edge_pc.runtime.compare import kl_divergence
 
     engine.load_schema(NESTED)
     encoder, prompt = engine.lay_out(ASK_MANY)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.tokenizer import Tokenizer
 
 KINDS_OF_CHARACTERS = (
     "abcdefghij ABC  ",

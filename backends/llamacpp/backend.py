@@ -17,11 +17,11 @@ from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.describe import describe
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
+from edge_pc.backends.llamacpp.native import Session
 from edge_pc.backends.llamacpp.pool import Pool
 from edge_pc.backends.llamacpp.selfcheck import check_cache
-from edge_pc.backends.llamacpp.session import Session
-from edge_pc.cpu import allowed_cpus
 from edge_pc.errors import ModelError, OptionError
+from edge_pc.system.cpu import allowed_cpus
 
 
 class LlamaCppBackend:

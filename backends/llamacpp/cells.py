@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
-from edge_pc.backends.llamacpp.session import SEQUENCES, Session
+from edge_pc.backends.llamacpp.native import SEQUENCES, Session
 from edge_pc.errors import ContextLengthError
 
 LANES = 16

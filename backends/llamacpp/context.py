@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from edge_pc.backends.base import IntArray, KVLayout, KVStates, Logits, Plan, Prefill, Progress
 from edge_pc.backends.llamacpp.blob import Bytes
 from edge_pc.backends.llamacpp.cells import TRANSIT
+from edge_pc.backends.llamacpp.native import BATCH_TOKENS
 from edge_pc.backends.llamacpp.pool import Pool
-from edge_pc.backends.llamacpp.session import BATCH_TOKENS
 from edge_pc.backends.llamacpp.steps import Compute, Place, batches, placed_positions, steps
 from edge_pc.errors import StatesError
 

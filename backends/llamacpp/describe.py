@@ -16,15 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edge_pc._version import __version__
-from edge_pc.chat import TEMPLATE_FILE
-from edge_pc.description import Description
-from edge_pc.description import describe as describe_folder
+from edge_pc.compose.chat import TEMPLATE_FILE
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.source import text_from_gguf
-from edge_pc.model_spec import ModelSpec, RotaryEncoding
-from edge_pc.models import home
-from edge_pc.tokenizer import TOKENIZER_FILE
+from edge_pc.models.description import Description
+from edge_pc.models.description import describe as describe_folder
+from edge_pc.models.spec import ModelSpec, RotaryEncoding
+from edge_pc.models.tokenizer import TOKENIZER_FILE
+from edge_pc.system.home import home
 
 # Files up to this size are hashed whenever they are opened (30 ms for 100 MB); larger ones once, and then known again
 # by size, inode and time of change.

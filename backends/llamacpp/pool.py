@@ -8,8 +8,8 @@ from collections.abc import Callable
 from edge_pc.backends.base import Plan
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, Cells
+from edge_pc.backends.llamacpp.native import SEQUENCES, Session
 from edge_pc.backends.llamacpp.resident import Residents
-from edge_pc.backends.llamacpp.session import SEQUENCES, Session
 from edge_pc.errors import ContextLengthError
 
 # The cache to begin with. All of its memory is taken at once, so it is smaller for models with large cells (23 KB for

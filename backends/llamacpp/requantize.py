@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edge_pc.backends.llamacpp.library import load_library
 from edge_pc.backends.llamacpp.log import native_log
-from edge_pc.cpu import allowed_cpus
 from edge_pc.errors import ModelError, OptionError
+from edge_pc.system.cpu import allowed_cpus
 
 # llama.cpp's numbers of these file types (`llama_ftype`).
 FILE_TYPES = {"q8_0": 7, "q4_0": 2}

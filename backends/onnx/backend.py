@@ -24,10 +24,10 @@ from edge_pc.backends.base import (
     Progress,
 )
 from edge_pc.backends.onnx.arena import Arena, check_assembly, tokens_per_page
-from edge_pc.backends.onnx.session import Forward, open_session
-from edge_pc.description import describe
+from edge_pc.backends.onnx.forward import Forward, open_session
 from edge_pc.errors import OptionError
-from edge_pc.model_spec import ModelSpec
+from edge_pc.models.description import describe
+from edge_pc.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import onnxruntime

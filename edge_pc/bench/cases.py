@@ -12,13 +12,13 @@ from typing import Any
 from edge_pc import schemas
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
-from edge_pc.compare import Comparison
 from edge_pc.engine import Engine
-from edge_pc.generate import Result
 from edge_pc.pml import Prompt
 from edge_pc.pml.prompt import load_prompt
-from edge_pc.prefill import Serving
-from edge_pc.sampling import Sampling
+from edge_pc.runtime.compare import Comparison
+from edge_pc.runtime.prefill import Serving
+from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.stats import Result
 
 SECTION = "cases"
 

@@ -9,8 +9,8 @@ import numpy as np
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
 from edge_pc.backends.onnx.backend import kv_layout
-from edge_pc.backends.onnx.session import Forward, open_session
-from edge_pc.model_spec import ModelSpec
+from edge_pc.backends.onnx.forward import Forward, open_session
+from edge_pc.models.spec import ModelSpec
 
 
 class OnnxFull:

@@ -17,17 +17,17 @@ from types import TracebackType
 
 import numpy as np
 
-from edge_pc import models
 from edge_pc.backends import open_backend
 from edge_pc.backends.base import BackendOptions, Context, DecodeStep, KVStates, Logits, Plan, Span
 from edge_pc.bench.setup import BenchOptions, model_path
-from edge_pc.chat import ChatTemplate
-from edge_pc.encoder import Encoder
-from edge_pc.encoding import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
-from edge_pc.layout import SchemaLayout, lay_out
-from edge_pc.plan import PromptLayout, Tail, check_length, lay_out_prompt
+from edge_pc.compose.chat import ChatTemplate
+from edge_pc.compose.encodings import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
+from edge_pc.compose.prompt_layout import PromptLayout, Tail, check_length, lay_out_prompt
+from edge_pc.compose.schema_layout import SchemaLayout, lay_out
 from edge_pc.pml import Schema, Selection
+from edge_pc.runtime.encoder import Encoder
 from edge_pc.store import StateStore
+from edge_pc.system.home import make_home
 
 # Tokens of a full prefill that are computed again with each continuation: as many as a short question has, so that
 # they go through the same kernels.
@@ -207,7 +207,7 @@ class Lab:
 def open_lab(options: BenchOptions, backend: str) -> Lab:
     """A lab for what a bench was asked to measure; its caller closes it."""
     path = model_path(options, backend)
-    folder = options.cache_dir or models.make_home()
+    folder = options.cache_dir or make_home()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Lab(path, backend=backend, threads=options.threads, folder=folder)
 

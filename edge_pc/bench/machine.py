@@ -1,4 +1,4 @@
-"""The machine in a report: what `edge_pc.machine` knows, versions, the kernels in use, and measured rates.
+"""The machine in a report: what `edge_pc.system.machine` knows, versions, the kernels in use, and measured rates.
 
 No names of hosts or people, no folders.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from edge_pc._version import __version__
 from edge_pc.backends.llamacpp.library import AMX_FLAG
 from edge_pc.bench.rates import measure_rates
-from edge_pc.machine import describe_machine
+from edge_pc.system.machine import describe_machine
 
 _LIBRARIES = ("numpy", "onnxruntime", "llama-cpp-python")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -30,8 +30,8 @@ _PROBE_SECONDS = 60
 def machine_facts() -> dict[str, Any]:
     """All that a report says of the machine; takes a few seconds, since it measures.
 
-    Fields: those of `edge_pc.machine.Machine`; `versions` (name → version); `kernels` (backend → instruction sets in
-    use); `governor` (of CPU frequencies; empty where it cannot be read); `rates` (`edge_pc.bench.rates.Rates`).
+    Fields: those of `edge_pc.system.machine.Machine`; `versions` (name → version); `kernels` (backend → instruction
+    sets in use); `governor` (of CPU frequencies; empty where it cannot be read); `rates` (`edge_pc.bench.rates.Rates`).
     """
     machine = describe_machine()
     return {
@@ -75,7 +75,7 @@ def _llama_kernels() -> str:
         return ""
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "edge_pc.probe", "llamacpp"],
+            [sys.executable, "-m", "edge_pc.system.probe", "llamacpp"],
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,

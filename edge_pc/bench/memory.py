@@ -23,7 +23,7 @@ from edge_pc.bench.smaps import Memory, available_bytes, memory_of
 from edge_pc.bench.subject import EngineSubject
 from edge_pc.bench.texts import Shape, Texts
 from edge_pc.errors import EdgePCError
-from edge_pc.sizes import format_size
+from edge_pc.system.sizes import format_size
 
 SECTION = "memory"
 

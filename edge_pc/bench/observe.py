@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_pc.bench.lab import Continuation, Lab, Ready, log_probability
 from edge_pc.bench.metrics import common_prefix, edit_similarity
-from edge_pc.compare import kl_divergence
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.tokenizer import Tokenizer
+from edge_pc.runtime.compare import kl_divergence
 
 
 @dataclass(frozen=True, slots=True, eq=False)

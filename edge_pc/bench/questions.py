@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from edge_pc.bench.datasets import Document, Item
 from edge_pc.bench.lab import Lab, LaidOut
-from edge_pc.documents import cut_at_paragraphs, nested
+from edge_pc.compose.documents import cut_at_paragraphs, nested
 from edge_pc.errors import OptionError
+from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.model import FreeText, Location, Module, Node, Schema, Selection, Text, Turn
-from edge_pc.tokenizer import Tokenizer
 
 NOWHERE = Location(None, 0, 0)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.cpu import allowed_cpus
+from edge_pc.system.cpu import allowed_cpus
 
 # Far more than any cache of a laptop; less where memory is short.
 _BUFFER_BYTES = 512 << 20

@@ -161,7 +161,7 @@ class Report:
         """The report at `path`, to go on with.
 
         Args:
-            machine: of the machine that goes on, what `edge_pc.machine` says and `versions`.
+            machine: of the machine that goes on, what `edge_pc.system.machine` says and `versions`.
             settings: as of `create`.
 
         Raises:

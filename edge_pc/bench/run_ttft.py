@@ -21,7 +21,7 @@ from edge_pc.bench.subject import EngineSubject, FullPrefill
 from edge_pc.bench.texts import Texts
 from edge_pc.bench.ttft import TtftSettings, measure, other_ways
 from edge_pc.bench.ttft_summary import summarize
-from edge_pc.cpu import allowed_cpus
+from edge_pc.system.cpu import allowed_cpus
 
 SECTION = "ttft"
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from edge_pc import models
 from edge_pc.backends import BACKENDS, entry
-from edge_pc.cpu import allowed_cpus
 from edge_pc.engine import Engine
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
+from edge_pc.models import registry
+from edge_pc.system.cpu import allowed_cpus
+from edge_pc.system.home import make_home
 
 STATES_FOLDER = "bench-states"
 LLAMA_QUANT = "q8_0"
@@ -32,7 +33,7 @@ class BenchOptions:
         backends: names; empty: all that are installed.
         threads: compute threads; None: the search chooses.
         cache_dir: where states lie meanwhile, each deleted when it is not needed any more; None: a folder below
-            `models.home()`, deleted at the end.
+            `edge_pc.system.home.home()`, deleted at the end.
     """
 
     model: str = "smollm2"
@@ -69,14 +70,14 @@ def model_path(options: BenchOptions, backend: str) -> Path:
         ModelError: there is no such model for this backend.
     """
     if entry(backend).model_kind == "onnx":
-        return models.locate(options.model, "onnx")
+        return registry.locate(options.model, "onnx")
     if options.gguf is not None:
         return options.gguf
-    if options.model not in models.REGISTRY:
+    if options.model not in registry.REGISTRY:
         raise ModelError(f"no GGUF file of {options.model} is known", hint="give one with --gguf FILE")
     from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 
-    source = models.locate(options.model, "gguf")
+    source = registry.locate(options.model, "gguf")
     made = requantized_path(source, LLAMA_QUANT)
     return made if made.is_file() else requantize(source, made, LLAMA_QUANT)
 
@@ -91,7 +92,7 @@ def states_folder(options: BenchOptions) -> Iterator[Path]:
     Raises:
         OptionError: another bench uses the folder now.
     """
-    folder = options.cache_dir or models.make_home() / STATES_FOLDER
+    folder = options.cache_dir or make_home() / STATES_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
@@ -143,7 +144,7 @@ def backend_facts(options: BenchOptions, backends: Sequence[str]) -> dict[str, d
 
 
 def _spec(options: BenchOptions, backend: str) -> Any:
-    from edge_pc.model_spec import ModelSpec
+    from edge_pc.models.spec import ModelSpec
 
     path = model_path(options, backend)
     if path.is_dir():

@@ -19,13 +19,13 @@ from edge_pc.backends.base import Context, DecodeStep, IntArray, Logits, Plan
 from edge_pc.bench import pagecache
 from edge_pc.bench.texts import Case
 from edge_pc.bench.timing import Sample, Way
-from edge_pc.compare import in_place_plan
-from edge_pc.encoder import Encoder
+from edge_pc.compose.prompt_layout import PromptLayout
 from edge_pc.engine import Engine
 from edge_pc.errors import CacheMissError
-from edge_pc.generate import PrefillStats
-from edge_pc.plan import PromptLayout
-from edge_pc.prefill import Serving, prefill_cached, prefill_full
+from edge_pc.runtime.compare import in_place_plan
+from edge_pc.runtime.encoder import Encoder
+from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
+from edge_pc.runtime.stats import PrefillStats
 from edge_pc.store import Miss, StateStore
 
 # Tokens decoded behind the first one, for the time per later token.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_pc.bench.names import BACKEND_NAMES
 from edge_pc.bench.report import Report, Row, Section
-from edge_pc.sizes import format_size
+from edge_pc.system.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray
 from edge_pc.errors import ModelError
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.models.tokenizer import Tokenizer
 
 _WORDS = 400
 _TRIES = 20

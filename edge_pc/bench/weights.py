@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_pc.backends.onnx.session import MODEL_FILE
+from edge_pc.backends.onnx.forward import MODEL_FILE
 
 
 def weight_bytes(path: Path) -> int:

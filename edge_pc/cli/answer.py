@@ -11,12 +11,13 @@ from edge_pc.cli.clock import process_age_ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
-    from edge_pc.cli.session import StartUp
-    from edge_pc.compare import Comparison
-    from edge_pc.encoder import EncodeCallback
-    from edge_pc.generate import Result, Stats, Stream
+    from edge_pc.runtime.answer import Stream
+    from edge_pc.runtime.compare import Comparison
+    from edge_pc.runtime.encoder import EncodeCallback
+    from edge_pc.runtime.stats import Result, Stats
 
 
 def answer(

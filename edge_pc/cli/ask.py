@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edge_pc.cli.answer import answer
+from edge_pc.cli.opening import open_engine
 from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
@@ -20,7 +21,6 @@ from edge_pc.cli.options import (
     serving_options,
 )
 from edge_pc.cli.output import Output, read_stdin
-from edge_pc.cli.session import open_engine
 
 
 @click.command(cls=GroupedCommand)

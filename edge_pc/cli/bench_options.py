@@ -99,7 +99,7 @@ def open_report(measurement: Measurement, output: Output) -> Report:
     from edge_pc.bench.machine import machine_facts, versions
     from edge_pc.bench.report import Report
     from edge_pc.bench.setup import shared_settings
-    from edge_pc.machine import describe_machine
+    from edge_pc.system.machine import describe_machine
 
     path = Path(measurement.report)
     settings = shared_settings(measurement.options())

@@ -22,7 +22,7 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError
-from edge_pc.sizes import format_size, parse_size
+from edge_pc.system.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from edge_pc.store import EntryInfo, Removed, StateStore
@@ -53,7 +53,7 @@ def _open_store(cache_dir: str | None) -> StateStore:
 
 
 def _folder(cache_dir: str | None) -> Path:
-    from edge_pc.models import home
+    from edge_pc.system.home import home
 
     return Path(cache_dir) if cache_dir else home() / "states"
 

@@ -14,7 +14,7 @@ from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, outp
 from edge_pc.cli.output import Output
 
 if TYPE_CHECKING:
-    from edge_pc.doctor import Check
+    from edge_pc.system.doctor import Check
 
 
 @click.command(cls=GroupedCommand)
@@ -26,7 +26,7 @@ def doctor(as_json: bool, output: OutputOptions) -> int:
     Each backend is loaded in a process of its own, so that one that crashes is reported. Exits with 3 when the default
     backend cannot be used.
     """
-    from edge_pc.doctor import examine, works
+    from edge_pc.system.doctor import examine, works
 
     out = Output(output)
     with out.progress("Looking") as update:

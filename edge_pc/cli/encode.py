@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_pc.cli.opening import open_engine
 from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
@@ -17,8 +18,7 @@ from edge_pc.cli.options import (
     output_options,
 )
 from edge_pc.cli.output import Output, counted, read_stdin
-from edge_pc.cli.session import open_engine
-from edge_pc.sizes import format_size
+from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
     from edge_pc.engine import Engine

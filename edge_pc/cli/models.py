@@ -11,7 +11,7 @@ from edge_pc._version import __version__
 from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.errors import ModelError
-from edge_pc.sizes import format_size
+from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
     from edge_pc.export import Bits
@@ -27,19 +27,19 @@ def pull(name: str, output: OutputOptions) -> None:
 
     What is there already is only checked; that needs no network.
     """
-    from edge_pc import models
-    from edge_pc.pull import pull as download
+    from edge_pc.models import registry
+    from edge_pc.models.pull import pull as download
 
     out = Output(output)
-    registered = models.REGISTRY.get(name)
-    if registered is not None and not models.gguf_path(name).is_file():
+    registered = registry.REGISTRY.get(name)
+    if registered is not None and not registry.gguf_path(name).is_file():
         out.note(
             f"getting {name}: {format_size(registered.nbytes)} from {registered.requirement}, {registered.licence}"
         )
     with out.progress(name) as update:
         path = download(name, lambda step, done, total: update(done, total, step))
     out.note(f"{name} is at {path} ({format_size(path.stat().st_size)}, SHA-256 checked)")
-    if not _is_exported(models.export_folder(name)):
+    if not _is_exported(registry.export_folder(name)):
         out.note(f"next: edge-pc export {name}")
 
 
@@ -77,10 +77,10 @@ def export(
     MODEL is a pulled model's name, a GGUF file, or a Hugging Face folder (config.json, safetensors, tokenizer.json).
     llama.cpp runs GGUF files as they are; for it, a GGUF file is given weights that it has fast kernels for.
     """
-    from edge_pc import models
     from edge_pc.backends import entry
+    from edge_pc.models import registry
 
-    if place is None and model not in models.REGISTRY:
+    if place is None and model not in registry.REGISTRY:
         raise click.UsageError("say where to: -o DIR")
     if entry(backend).model_kind == "gguf":
         _requantize(model, place, quant, force, Output(output))
@@ -90,10 +90,10 @@ def export(
 
 def _requantize(model: str, place: str | None, quant: str, force: bool, out: Output) -> None:
     """A GGUF file with other weights."""
-    from edge_pc import models
     from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
+    from edge_pc.models import registry
 
-    source = models.locate(model, "gguf")
+    source = registry.locate(model, "gguf")
     target = Path(place) if place is not None else requantized_path(source, quant)
     if place is None and not force and target.is_file():
         out.note(f"{model} is exported already: {target}")
@@ -106,24 +106,24 @@ def _requantize(model: str, place: str | None, quant: str, force: bool, out: Out
 
 def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output) -> None:
     """An exported folder."""
-    from edge_pc import models
     from edge_pc.export import export as export_model
+    from edge_pc.models import registry
 
-    source = models.export_source(model)
-    target = Path(folder) if folder is not None else models.export_folder(model, bits)
+    source = registry.export_source(model)
+    target = Path(folder) if folder is not None else registry.export_folder(model, bits)
     if folder is None and not force and _is_exported(target):
         out.note(f"{model} is exported already: {target}")
         return
     with out.progress(f"exporting {model}") as update:
         export_model(source, target, bits=bits, progress=lambda step, done, total: update(done, total, step))
     out.note(f"{model} is exported to {target}")
-    if model not in models.REGISTRY or target != models.export_folder(model):
+    if model not in registry.REGISTRY or target != registry.export_folder(model):
         out.note(f"use it with: --model {target}")
 
 
 def _is_exported(folder: Path) -> bool:
     """Whether this version's export is there, and whole."""
-    from edge_pc.model_spec import ModelSpec
+    from edge_pc.models.spec import ModelSpec
 
     try:
         return ModelSpec.load(folder).exporter == f"edge-pc {__version__}"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edge_pc.errors import OptionError
-from edge_pc.sizes import parse_size
+from edge_pc.system.sizes import parse_size
 
 if TYPE_CHECKING:
-    from edge_pc.encoding import EncodingRule
-    from edge_pc.plan import Tail
-    from edge_pc.prefill import Serving
-    from edge_pc.sampling import Sampling
+    from edge_pc.compose.encodings import EncodingRule
+    from edge_pc.compose.prompt_layout import Tail
+    from edge_pc.runtime.prefill import Serving
+    from edge_pc.runtime.sampling import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -210,7 +210,7 @@ engine_options = grouped(
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Fields and defaults are those of `edge_pc.sampling.Sampling` (a test compares them)."""
+    """Fields and defaults are those of `edge_pc.runtime.sampling.Sampling` (a test compares them)."""
 
     max_tokens: int
     temperature: float
@@ -222,7 +222,7 @@ class SamplingOptions:
     stop: tuple[str, ...]
 
     def build(self) -> Sampling:
-        from edge_pc.sampling import Sampling
+        from edge_pc.runtime.sampling import Sampling
 
         return Sampling(**{field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -279,7 +279,7 @@ class ServingOptions:
 
     def build(self) -> Serving:
         """How the engine is to serve."""
-        from edge_pc.prefill import Serving
+        from edge_pc.runtime.prefill import Serving
 
         return Serving(use_cache=not self.no_cache, exact=self.exact, strict=self.strict)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_pc.cli.answer import answer
+from edge_pc.cli.opening import open_engine
 from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
@@ -22,7 +23,6 @@ from edge_pc.cli.options import (
     serving_options,
 )
 from edge_pc.cli.output import Output, read_stdin
-from edge_pc.cli.session import open_engine
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from edge_pc.errors import ContextLengthError, PMLError
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from edge_pc.encoding import SchemaEncodings
-    from edge_pc.layout import ModuleLayout, SchemaLayout, Slot
-    from edge_pc.model_spec import ModelSpec
+    from edge_pc.compose.encodings import SchemaEncodings
+    from edge_pc.compose.schema_layout import ModuleLayout, SchemaLayout, Slot
+    from edge_pc.compose.seams import Seam
+    from edge_pc.models.spec import ModelSpec
     from edge_pc.pml import Module, Node
-    from edge_pc.seams import Seam
 
 ANONYMOUS = "(anonymous text)"
 _SHOWN_CHARACTERS = 24
@@ -45,12 +45,12 @@ class Explained:
     def read(cls, source: str, model: str, backend: str) -> Explained:
         """Read a schema from a file or stdin (-) and lay it out for a model. No weights are loaded."""
         from edge_pc.backends import describe, entry
-        from edge_pc.chat import ChatTemplate
-        from edge_pc.encoding import EncodingOptions, SchemaEncodings
-        from edge_pc.layout import lay_out
-        from edge_pc.models import locate
+        from edge_pc.compose.chat import ChatTemplate
+        from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
+        from edge_pc.compose.schema_layout import lay_out
+        from edge_pc.compose.seams import find_seams
+        from edge_pc.models.registry import locate
         from edge_pc.pml import load_schema, parse_schema
-        from edge_pc.seams import find_seams
 
         schema = parse_schema(read_stdin()) if source == "-" else load_schema(Path(source))
         described = describe(backend, locate(model, entry(backend).model_kind))

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from edge_pc.errors import StoreError
-from edge_pc.sizes import format_size
+from edge_pc.system.sizes import format_size
 
 _NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}

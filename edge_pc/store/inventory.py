@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_pc.errors import StatesError, StoreError
-from edge_pc.sizes import format_size
 from edge_pc.store.entry import open_entry, read_entry
 from edge_pc.store.eviction import eviction_order
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.index import Index
 from edge_pc.store.info import EntryInfo
 from edge_pc.store.opened import OpenedEntries
+from edge_pc.system.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)

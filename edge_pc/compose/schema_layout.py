@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_pc.backends.base import IntArray
-from edge_pc.chat import ChatTemplate
+from edge_pc.compose.chat import ChatTemplate
 from edge_pc.errors import ContextLengthError
+from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import Module, Node, Parameter, Role, Scaffold, Schema, Text, Turn, Union
-from edge_pc.tokenizer import Tokenizer
 
 # Anonymous text behind the last module (as a chat template's closing marks) is computed with the free text when it is
 # at most this long: a few more rows of one run cost less than a span, and the text sees all that was imported.

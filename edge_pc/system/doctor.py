@@ -20,8 +20,8 @@ from typing import Literal
 
 from edge_pc._version import __version__
 from edge_pc.errors import OptionError
-from edge_pc.machine import Machine, describe_machine
-from edge_pc.sizes import format_size
+from edge_pc.system.machine import Machine, describe_machine
+from edge_pc.system.sizes import format_size
 
 DEFAULT_BACKEND = "onnx"
 _EXTRAS = {"llamacpp": ("llama_cpp", "llama-cpp-python")}
@@ -120,7 +120,7 @@ def _version(library: str) -> str | None:
 
 def _home() -> list[Check]:
     """The checks of the folder where models and states lie."""
-    from edge_pc.models import home
+    from edge_pc.models.registry import home
 
     try:
         folder = home()
@@ -166,7 +166,7 @@ def backend_check(name: str) -> Check:
     failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "edge_pc.probe", name], capture_output=True, text=True, timeout=_PROBE_SECONDS
+            [sys.executable, "-m", "edge_pc.system.probe", name], capture_output=True, text=True, timeout=_PROBE_SECONDS
         )
     except subprocess.TimeoutExpired:
         return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "install its library again")

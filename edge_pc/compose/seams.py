@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.model import Module, Node, Parameter, Scaffold, Schema, Text, Turn, Union
-from edge_pc.tokenizer import Tokenizer
 
 # Characters looked at on either side: more than any token of a usual vocabulary is long.
 _WINDOW = 200

@@ -6,15 +6,14 @@ A pulled model lies under `<home>/models/<name>/`, its default export in `onnx-q
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edge_pc.errors import EdgePCError, ModelError, OptionError
-from edge_pc.model_spec import SPEC_FILE
+from edge_pc.errors import EdgePCError, ModelError
+from edge_pc.models.spec import SPEC_FILE
+from edge_pc.system.home import home
 
-HOME_VARIABLE = "EDGE_PC_HOME"
 Kind = Literal["gguf", "onnx"]
 
 
@@ -45,30 +44,6 @@ REGISTRY: dict[str, RegisteredModel] = {
         licence="Apache-2.0",
     ),
 }
-
-
-def home() -> Path:
-    """The folder of models and states: `$EDGE_PC_HOME`, or the platform's user cache.
-
-    Raises:
-        OptionError: the variable holds a relative path, which would mean another folder in every working directory.
-    """
-    given = os.environ.get(HOME_VARIABLE)
-    if given:
-        path = Path(given).expanduser()
-        if not path.is_absolute():
-            raise OptionError(f"{HOME_VARIABLE} is {given!r}, expected an absolute path")
-        return path
-    import platformdirs
-
-    return platformdirs.user_cache_path("edge-pc", appauthor=False)
-
-
-def make_home() -> Path:
-    """`home()`, made if it is missing, for this person's eyes only."""
-    path = home()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
 
 
 def gguf_path(name: str) -> Path:

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_pc.cpu import allowed_cpus
+from edge_pc.system.cpu import allowed_cpus
 
 # Instruction sets that the kernels of ONNX Runtime and llama.cpp choose between, as Linux and macOS spell them.
 _FLAGS_THAT_MATTER = {

@@ -12,9 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge_pc.backends.base import Backend, KVStates, Plan, Progress, Span
-from edge_pc.encoding import Encoding, SchemaEncodings
+from edge_pc.compose.encodings import Encoding, SchemaEncodings
+from edge_pc.compose.schema_layout import ROOT, SchemaLayout
 from edge_pc.errors import StoreError
-from edge_pc.layout import ROOT, SchemaLayout
 from edge_pc.store import Miss, StateStore
 
 log = logging.getLogger("edge_pc")

@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from edge_pc.backends.base import IntArray
+from edge_pc.compose.schema_layout import ROOT, ModuleLayout, ScaffoldLayout, SchemaLayout
 from edge_pc.errors import OptionError
-from edge_pc.layout import ROOT, ModuleLayout, ScaffoldLayout, SchemaLayout
 
 EncodingRule = Literal["guaranteed", "isolated"]
 Placeholder = Literal["nothing", "unk", "default"]
@@ -55,7 +55,7 @@ class EncodingOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Context:
+class Prefix:
     """The first `tokens` cells of the single encoding of module `path`."""
 
     path: str
@@ -78,7 +78,7 @@ class Encoding:
     token_ids: IntArray
     position_ids: IntArray
     keep: IntArray
-    context: tuple[Context, ...]
+    context: tuple[Prefix, ...]
     key: str
 
     @property
@@ -182,14 +182,14 @@ class SchemaEncodings:
             for position, token in enumerate(placeholder, slot.start):
                 yield position, token, False
 
-    def _context(self, path: str, position_ids: IntArray) -> tuple[Context, ...]:
+    def _context(self, path: str, position_ids: IntArray) -> tuple[Prefix, ...]:
         if self._options.rule == "isolated" or not len(position_ids):
             return ()
         above = [self.single(ancestor) for ancestor in self._layout.ancestors(path)]
         counts = [int(np.searchsorted(encoding.kept_position_ids, position_ids[0])) for encoding in above]
-        return tuple(Context(e.paths[0], count) for e, count in zip(above, counts, strict=True) if count)
+        return tuple(Prefix(e.paths[0], count) for e, count in zip(above, counts, strict=True) if count)
 
-    def _key(self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Context, ...]) -> str:
+    def _key(self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Prefix, ...]) -> str:
         """Hash of a run and of everything it attends to, chained through the contexts' own.
 
         Of a context only the part that is attended to counts: an edit behind it changes nothing here.

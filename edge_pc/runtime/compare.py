@@ -10,10 +10,10 @@ from statistics import median
 import numpy as np
 
 from edge_pc.backends.base import Context, KVStates, Logits, Plan
-from edge_pc.encoder import Encoder
-from edge_pc.plan import PromptLayout
-from edge_pc.prefill import Serving, prefill_cached, prefill_full
-from edge_pc.sampling import softmax
+from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.runtime.encoder import Encoder
+from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
+from edge_pc.runtime.sampling import softmax
 
 _REPEATS = 3  # of the fast ones; the median is taken
 

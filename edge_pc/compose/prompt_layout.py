@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 
 from edge_pc.backends.base import MIN_COMPUTED_TOKENS, IntArray, KVStates, Plan, Span
-from edge_pc.chat import ChatTemplate
-from edge_pc.encoding import Encoding, SchemaEncodings
+from edge_pc.compose.chat import ChatTemplate
+from edge_pc.compose.encodings import Encoding, SchemaEncodings
+from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot, template_ids
 from edge_pc.errors import ContextLengthError, OptionError, PMLError
-from edge_pc.layout import ROOT, SchemaLayout, Slot, template_ids
+from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import FreeText, Role, Selection
-from edge_pc.tokenizer import Tokenizer
 
 Tail = Literal["imported", "schema"]
 TAILS: tuple[Tail, ...] = ("imported", "schema")

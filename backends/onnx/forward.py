@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
-from edge_pc.cpu import allowed_cpus
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
-from edge_pc.model_spec import ModelSpec
+from edge_pc.models.spec import ModelSpec
+from edge_pc.system.cpu import allowed_cpus
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
-from edge_pc.models import HOME_VARIABLE, RegisteredModel, gguf_path, make_home, model_folder, registered
+from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
+from edge_pc.system.home import HOME_VARIABLE, make_home
 
 Progress = Callable[[str, int, int], None]
 

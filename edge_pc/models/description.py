@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_pc.chat import TEMPLATE_FILE
-from edge_pc.model_spec import ModelSpec
-from edge_pc.tokenizer import Tokenizer
+from edge_pc.compose.chat import TEMPLATE_FILE
+from edge_pc.models.spec import ModelSpec
+from edge_pc.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

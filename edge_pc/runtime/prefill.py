@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_pc.backends.base import Context
-from edge_pc.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
+from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
-from edge_pc.generate import ModuleStats, PrefillStats, Started
-from edge_pc.layout import ROOT
-from edge_pc.plan import PromptLayout
+from edge_pc.runtime.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
+from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
 from edge_pc.store import Miss
 
 log = logging.getLogger("edge_pc")

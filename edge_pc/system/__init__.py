@@ -1,0 +1,1 @@
+"""The machine and the environment that edge_pc runs in."""

@@ -1,0 +1,34 @@
+"""The folder of everything that edge_pc keeps: models, and states unless another folder is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edge_pc.errors import OptionError
+
+HOME_VARIABLE = "EDGE_PC_HOME"
+
+
+def home() -> Path:
+    """The folder of models and states: `$EDGE_PC_HOME`, or the platform's user cache.
+
+    Raises:
+        OptionError: the variable holds a relative path, which would mean another folder in every working directory.
+    """
+    given = os.environ.get(HOME_VARIABLE)
+    if given:
+        path = Path(given).expanduser()
+        if not path.is_absolute():
+            raise OptionError(f"{HOME_VARIABLE} is {given!r}, expected an absolute path")
+        return path
+    import platformdirs
+
+    return platformdirs.user_cache_path("edge-pc", appauthor=False)
+
+
+def make_home() -> Path:
+    """`home()`, made if it is missing, for this person's eyes only."""
+    path = home()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
