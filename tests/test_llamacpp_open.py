@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-from edge_pc import Engine, models
+from edge_pc import Engine
 from edge_pc.backends.base import BackendOptions, Plan
 from edge_pc.backends.llamacpp import describe as describing
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
@@ -22,6 +22,7 @@ from edge_pc.backends.llamacpp.library import model_params
 from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 from edge_pc.cli import main
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
+from edge_pc.models import registry
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 
