@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from edge_pc.backends.entry import BackendEntry
+from edge_pc.backends.llamacpp.entry import ENTRY as LLAMACPP
+from edge_pc.backends.onnx.entry import ENTRY as ONNX
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_pc.backends.base import Backend, BackendOptions
-    from edge_pc.models.description import Description
+    from edge_pc.backends.base import Backend
 
-
-@dataclass(frozen=True, slots=True)
-class BackendEntry:
-    """Where a backend is, and the kind of model it opens: an exported folder (`onnx`) or a GGUF file (`gguf`).
-
-    `describe_module` has the function `describe`, which reads such a model without its weights.
-    """
-
-    module: str
-    class_name: str
-    model_kind: Literal["onnx", "gguf"]
-    describe_module: str
-
-
-BACKENDS = {
-    "onnx": BackendEntry("edge_pc.backends.onnx.backend", "OnnxBackend", "onnx", "edge_pc.models.description"),
-    "llamacpp": BackendEntry(
-        "edge_pc.backends.llamacpp.backend", "LlamaCppBackend", "gguf", "edge_pc.backends.llamacpp.describe"
-    ),
-}
+BACKENDS: dict[str, BackendEntry] = {entry.name: entry for entry in (ONNX, LLAMACPP)}
+DEFAULT_BACKEND = ONNX.name
 
 
 def entry(name: str) -> BackendEntry:
@@ -47,25 +30,16 @@ def entry(name: str) -> BackendEntry:
     return BACKENDS[name]
 
 
-def describe(name: str, model: Path) -> Description:
-    """What of `model` deals with text, as the backend `name` would see it; no weights are loaded.
-
-    Raises:
-        OptionError: there is no such backend.
-        ModelError: the model is missing or broken.
-    """
-    description: Description = import_module(entry(name).describe_module).describe(model)
-    return description
-
-
-def open_backend(name: str, model: Path, options: BackendOptions) -> Backend:
+def open_backend(name: str, model: Path, options: Mapping[str, Any]) -> Backend[Any]:
     """Open `model` with the backend `name`.
 
+    Args:
+        options: values of the backend's own options, by name; those left out have their defaults.
+
     Raises:
-        OptionError: there is no such backend.
+        OptionError: there is no such backend, it has no such option, or a value is wrong.
         MissingDependencyError: what the backend needs is not installed.
         ModelError: the model cannot be opened.
     """
     found = entry(name)
-    backend: Backend = getattr(import_module(found.module), found.class_name)(model, options)
-    return backend
+    return found.open(model, found.make_options(options))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CacheMissError,
         ContextLengthError,
         EdgePCError,
+        EngineError,
         MissingDependencyError,
         ModelError,
         OptionError,
@@ -29,41 +30,67 @@ if TYPE_CHECKING:
         StatesError,
         StoreError,
     )
+    from edge_pc.pml import Prompt, Schema
+    from edge_pc.runtime.compare import Comparison
+    from edge_pc.runtime.encoder import EncodeReport
     from edge_pc.runtime.prefill import Serving
     from edge_pc.runtime.sampling import Sampling
     from edge_pc.runtime.stats import Result, Stats
+    from edge_pc.runtime.stream import Stream
+
+# Where each public name is defined.
+_HOMES = {
+    "CacheMissError": "errors",
+    "Comparison": "runtime.compare",
+    "ContextLengthError": "errors",
+    "EdgePCError": "errors",
+    "EncodeReport": "runtime.encoder",
+    "Engine": "engine",
+    "EngineError": "errors",
+    "MissingDependencyError": "errors",
+    "ModelError": "errors",
+    "OptionError": "errors",
+    "PMLError": "errors",
+    "Prompt": "pml",
+    "Result": "runtime.stats",
+    "Sampling": "runtime.sampling",
+    "Schema": "pml",
+    "Serving": "runtime.prefill",
+    "StatesError": "errors",
+    "Stats": "runtime.stats",
+    "StoreError": "errors",
+    "Stream": "runtime.stream",
+}
 
 __all__ = [
     "CacheMissError",
+    "Comparison",
     "ContextLengthError",
     "EdgePCError",
+    "EncodeReport",
     "Engine",
+    "EngineError",
     "MissingDependencyError",
     "ModelError",
     "OptionError",
     "PMLError",
+    "Prompt",
     "Result",
     "Sampling",
+    "Schema",
     "Serving",
     "StatesError",
     "Stats",
     "StoreError",
+    "Stream",
     "__version__",
 ]
 
-_HOMES = {
-    "Engine": "engine",
-    "Result": "runtime.stats",
-    "Sampling": "runtime.sampling",
-    "Serving": "runtime.prefill",
-    "Stats": "runtime.stats",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"edge_pc.{_HOMES.get(name, 'errors')}"), name)
+    return getattr(importlib.import_module(f"edge_pc.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

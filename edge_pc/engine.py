@@ -1,42 +1,46 @@
 """The public API: an opened model with a store of KV states, and the path of a prompt through it.
 
-PML text → Selection → PromptLayout → Plan (cached spans, computed run) → Context → logits → Answer.
+PML text → Selection → LaidOut → Plan (cached spans, computed run) → Context → logits → Answer.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
+from typing import Any
 
-from edge_pc.backends import entry, open_backend
-from edge_pc.backends.base import BackendOptions, DecodeStep
-from edge_pc.compose.chat import ChatTemplate
+from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
+from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.documents import documents_schema, question, read_documents
-from edge_pc.compose.encodings import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
-from edge_pc.compose.prompt_layout import PromptLayout, Tail, check_length, lay_out_prompt
-from edge_pc.compose.schema_layout import SchemaLayout, lay_out
+from edge_pc.compose.encodings import EncodingRule, Placeholder
+from edge_pc.compose.laid_out import LaidOut, Tail, check_length
+from edge_pc.compose.schema_layout import SchemaLayout
+from edge_pc.errors import EngineError
 from edge_pc.models import registry
-from edge_pc.pml import Prompt, Schema, Selection, load_schema, parse_prompt, parse_schema, select
+from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
-from edge_pc.runtime.answer import Answer, Stream
+from edge_pc.runtime.answer import Answer
 from edge_pc.runtime.compare import Comparison, compare_prefills
+from edge_pc.runtime.decoding import Live, decode
 from edge_pc.runtime.encoder import EncodeCallback, Encoder, EncodeReport, EncodingSize
 from edge_pc.runtime.prefill import Serving, prefill
 from edge_pc.runtime.sampling import Sampling
 from edge_pc.runtime.stats import Result
+from edge_pc.runtime.stream import Stream
+from edge_pc.runtime.watch import Cancelled, Watch
 from edge_pc.store import StateStore
-from edge_pc.system.home import home
+from edge_pc.system.home import states_folder
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _LoadedSchema:
-    layout: SchemaLayout
-    encodings: SchemaEncodings
-    encoder: Encoder
+SchemaSource = str | Path | Schema
+Files = str | Path | Sequence[str | Path]
 
 
 class Engine:
@@ -45,51 +49,49 @@ class Engine:
     Args:
         model: a registered model's name, or the path of an exported model's folder or (llama.cpp) of a GGUF file.
         backend: `onnx` or `llamacpp`.
-        cache_dir: the store's folder; None: `states` below `$EDGE_PC_HOME`.
-        threads: compute threads; None: the CPUs this process may use.
-        provider: ONNX Runtime's execution provider.
-        assembly: how stored states reach the model: `map`, `copy`, or `auto`.
-        kv_storage: dtype of stored states: `float32`, or `float16` at half the size.
+        cache_dir: the store's folder; None: `$EDGE_PC_CACHE_DIR`, or `states` below `$EDGE_PC_HOME`.
         encoding: `guaranteed` context, or `isolated`: each module alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
-        tail: free text starts behind the last `imported` cell, or behind the whole `schema`.
+        tail: free text starts after the last `imported` cell, or after the whole `schema`.
         max_store_bytes: limit of the store; None: no limit.
         verbose: let native libraries log to stderr.
+        backend_options: the backend's own options, such as `threads` (`edge_pc.backends.onnx.entry.OnnxOptions`,
+            `edge_pc.backends.llamacpp.entry.LlamaCppOptions`).
 
     Raises:
         ModelError: the model is missing or broken.
         MissingDependencyError: the environment lacks something.
-        OptionError: an option's value is not known.
+        OptionError: an option is unknown to the backend, or its value is wrong.
     """
 
     def __init__(
         self,
         model: str | Path = "smollm2",
         *,
-        backend: str = "onnx",
+        backend: str = DEFAULT_BACKEND,
         cache_dir: Path | str | None = None,
-        threads: int | None = None,
-        provider: str = "cpu",
-        assembly: str = "auto",
-        kv_storage: str = "float32",
         encoding: EncodingRule = "guaranteed",
         placeholder: Placeholder = "nothing",
         tail: Tail = "imported",
         max_store_bytes: int | None = None,
         verbose: bool = False,
+        **backend_options: Any,
     ) -> None:
+        compose_options = ComposeOptions(encoding, placeholder, tail)
         path = registry.locate(str(model), entry(backend).model_kind)
-        options = BackendOptions(threads, provider, assembly, kv_storage, verbose)
-        self.backend = open_backend(backend, path, options)
+        self.backend = open_backend(backend, path, {**backend_options, "verbose": verbose})
         self.spec = self.backend.spec
-        self.store = StateStore(Path(cache_dir or home() / "states"), max_bytes=max_store_bytes)
         self.tokenizer = self.backend.tokenizer
-        self._template = ChatTemplate(self.backend.chat_template, self.spec.special_tokens)
-        unk = self.spec.special_tokens.get("unk_token")
-        self._encoding_options = EncodingOptions(encoding, placeholder, self.tokenizer.id_of(unk) if unk else None)
-        self._tail = tail
+        self.store = StateStore(states_folder(cache_dir), max_bytes=max_store_bytes)
+        self.composer = Composer(self.backend, self.backend.kv_layout.name, compose_options)
+        self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
-        self._schemas: dict[str, _LoadedSchema] = {}
+        self._schemas: dict[str, Schema] = {}
+        self._process = os.getpid()
+        self._open = True
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._watches: set[Watch] = set()
+        self._idle = threading.Condition()
 
     def __enter__(self) -> Engine:
         return self
@@ -100,11 +102,20 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Free the model and close the store."""
+        """End all work, free the model and close the store; a second time nothing happens."""
+        if not self._open or self._process != os.getpid():
+            return
+        self._open = False
+        for stream in list(self._streams):
+            stream.close_and_wait()
+        with self._idle:
+            for watch in self._watches:
+                watch.cancel()
+            self._idle.wait_for(lambda: not self._watches)
         self.backend.close()
         self.store.close()
 
-    def load_schema(self, schema: str | Path | Schema) -> SchemaLayout:
+    def load_schema(self, schema: SchemaSource) -> SchemaLayout:
         """Read a schema and make it known under its name; a schema of that name is replaced.
 
         Args:
@@ -114,27 +125,30 @@ class Engine:
             PMLError: the schema is wrong.
             ContextLengthError: it is longer than the model's positions.
         """
-        loaded = self._load(schema)
-        self._schemas[loaded.layout.name] = loaded
-        return loaded.layout
+        self._require_open()
+        parsed = _read_schema(schema)
+        layout = self.composer.schema(parsed).layout
+        self._schemas[parsed.name] = parsed
+        return layout
 
-    def encoding_size(self, schema: str | Path | Schema | SchemaLayout) -> EncodingSize:
+    def encoding_size(self, schema: SchemaSource) -> EncodingSize:
         """What `encode` would still compute and write."""
-        return self._load(schema).encoder.missing()
+        self._require_open()
+        return self.encoder.size_of_missing(self.composer.schema(_read_schema(schema)).encodings.of_schema())
 
-    def encode(
-        self, schema: str | Path | Schema | SchemaLayout, progress: EncodeCallback | None = None
-    ) -> EncodeReport:
-        """Encode a schema's modules in advance; what is stored already is left alone.
+    def encode(self, schema: SchemaSource, progress: EncodeCallback | None = None) -> EncodeReport:
+        """Load a schema and encode its modules in advance; what is stored already is left alone.
 
         Args:
-            schema: as `load_schema` takes it, or what that gave back.
+            schema: as `load_schema` takes it.
             progress: called as tokens are computed.
 
         Raises:
             PMLError, ContextLengthError: as `load_schema`.
         """
-        return self._load(schema).encoder.encode_all(progress)
+        with self._work(Watch(progress)) as watch:
+            encodings = self.composer.schema(self.load_schema(schema).schema).encodings
+            return self.encoder.encode(encodings.of_schema(), watch.report)
 
     def generate(
         self,
@@ -176,32 +190,27 @@ class Engine:
         Raises:
             PMLError, ContextLengthError: as `generate`; then none is answered.
         """
-        with ExitStack() as opened:
-            steps = []
+        with self._work(Watch()) as watch, ExitStack() as contexts:
+            live = []
             for prompt in prompts:
-                submitted = time.perf_counter()
-                encoder, layout = self.lay_out(prompt)
-                check_length(layout, sampling.max_tokens, self.spec.max_positions)
-                context = self.backend.new_context(layout.tokens + sampling.max_tokens)
-                opened.enter_context(closing(context))
-                answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
-                answer.begin(prefill(context, layout, encoder, submitted, serving, None))
-                steps.append((context, answer))
-            while live := [(context, answer) for context, answer in steps if not answer.done]:
-                logits = self.backend.decode([DecodeStep(c, answer.token, answer.position) for c, answer in live])
-                for (_, answer), row in zip(live, logits, strict=True):
-                    answer.take(row)
-            return [answer.result() for _, answer in steps]
+                prefilled = self._prefilled(partial(self.lay_out, prompt), self._answer(sampling), serving, watch)
+                live.append(contexts.enter_context(prefilled))
+            for _ in decode(self.backend, live):
+                watch.check()
+            return [one.answer.result() for one in live]
 
     def ask(
         self,
         question: str,
-        files: Sequence[Path | str],
+        files: Files,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
     ) -> Result:
         """Answer a question about text files; see `generate`. What was computed of the files is kept.
+
+        Args:
+            files: a path, or several.
 
         Raises:
             OptionError: a file cannot be read as UTF-8 text, or there is none.
@@ -211,7 +220,7 @@ class Engine:
     def stream_ask(
         self,
         question: str,
-        files: Sequence[Path | str],
+        files: Files,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: EncodeCallback | None = None,
@@ -219,46 +228,20 @@ class Engine:
         """Answer a question about text files piece by piece; see `ask`."""
         return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
 
-    def compare(self, prompt: str | Prompt, *, exact: bool = False) -> Comparison:
-        """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first."""
-        return self._compare(lambda: self.lay_out(prompt), exact)
+    def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
+        """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first.
 
-    def compare_ask(self, question: str, files: Sequence[Path | str], *, exact: bool = False) -> Comparison:
+        Args:
+            serving: without the cache, states are kept for the comparison only.
+        """
+        return self._compare(lambda: self.lay_out(prompt), serving)
+
+    def compare_ask(self, question: str, files: Files, serving: Serving = Serving()) -> Comparison:
         """As `compare`, for a question about files."""
-        return self._compare(lambda: self.lay_out_question(question, files), exact)
+        return self._compare(lambda: self.lay_out_question(question, files), serving)
 
-    def _stream(
-        self,
-        lay_out: Callable[[], tuple[Encoder, PromptLayout]],
-        sampling: Sampling,
-        serving: Serving,
-        progress: EncodeCallback | None,
-    ) -> Stream:
-        """The path of a prompt: lay out, prefill, answer."""
-        answer = Answer(sampling, self.tokenizer, self.spec.eos_ids)
-
-        def pieces() -> Generator[str, None, None]:
-            submitted = time.perf_counter()
-            encoder, prompt = lay_out()
-            check_length(prompt, sampling.max_tokens, self.spec.max_positions)
-            with closing(self.backend.new_context(prompt.tokens + sampling.max_tokens)) as context:
-                if piece := answer.begin(prefill(context, prompt, encoder, submitted, serving, progress)):
-                    yield piece
-                while not answer.done:
-                    (logits,) = self.backend.decode([DecodeStep(context, answer.token, answer.position)])
-                    if piece := answer.take(logits):
-                        yield piece
-
-        return Stream(pieces(), answer)
-
-    def _compare(self, lay_out: Callable[[], tuple[Encoder, PromptLayout]], exact: bool) -> Comparison:
-        _, prompt = lay_out()
-        check_length(prompt, 1, self.spec.max_positions)
-        with closing(self.backend.new_context(prompt.tokens)) as context:
-            return compare_prefills(context, lay_out, exact=exact)
-
-    def lay_out(self, prompt: str | Prompt) -> tuple[Encoder, PromptLayout]:
-        """A prompt's tokens and positions, and what gets its states: the first step of every answer.
+    def lay_out(self, prompt: str | Prompt) -> LaidOut:
+        """A prompt's tokens and positions, and the encodings that serve it: the first step of every answer.
 
         Raises:
             PMLError: as `generate`.
@@ -272,33 +255,93 @@ class Engine:
                 among=self._schemas,
                 hint="load it with load_schema (Python) or --schema FILE (command line)",
             )
-        loaded = self._schemas[parsed.schema]
-        return self._lay_out_selection(loaded, select(parsed, loaded.layout.schema))
+        schema = self._schemas[parsed.schema]
+        return self.composer.compose(schema, select(parsed, schema))
 
-    def lay_out_question(self, text: str, files: Sequence[Path | str]) -> tuple[Encoder, PromptLayout]:
+    def lay_out_question(self, text: str, files: Files) -> LaidOut:
         """As `lay_out`, for a question about files; see `ask`."""
-        chat = self.backend.chat_template is not None
-        schema, modules = documents_schema(read_documents([Path(file) for file in files]), chat=chat)
-        return self._lay_out_selection(self._load(schema), question(text, modules, chat=chat))
+        paths = [files] if isinstance(files, str | Path) else files
+        chat = self.backend.chat_template.source is not None
+        schema, modules = documents_schema(read_documents([Path(path) for path in paths]), chat=chat)
+        return self.composer.compose(schema, question(text, modules, chat=chat))
 
-    def _lay_out_selection(self, loaded: _LoadedSchema, selection: Selection) -> tuple[Encoder, PromptLayout]:
-        prompt = lay_out_prompt(selection, loaded.encodings, loaded.layout, self.tokenizer, self._template, self._tail)
-        return loaded.encoder, prompt
+    def _stream(
+        self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: EncodeCallback | None
+    ) -> Stream:
+        """The path of a prompt: lay out, prefill, answer."""
+        answer, watch = self._answer(sampling), Watch(progress)
 
-    def _lay_out_schema(self, schema: str | Path | Schema) -> SchemaLayout:
-        spec = self.spec
-        return lay_out(
-            _read_schema(schema), self.tokenizer, self._template, bos_id=spec.bos_id, max_positions=spec.max_positions
-        )
+        def pieces() -> Generator[str, None, None]:
+            try:
+                self._require_open()
+                with self._prefilled(lay_out, answer, serving, watch) as live:
+                    for (piece,) in decode(self.backend, [live]):
+                        if piece:
+                            yield piece
+                        watch.check()
+            except Cancelled:
+                answer.cancel()
 
-    def _load(self, schema: str | Path | Schema | SchemaLayout) -> _LoadedSchema:
-        layout = schema if isinstance(schema, SchemaLayout) else self._lay_out_schema(schema)
-        identity = (self.spec.fingerprint, self.backend.kv_layout.name)
-        encodings = SchemaEncodings(layout, identity, self._encoding_options)
-        return _LoadedSchema(layout, encodings, Encoder(self.backend, self.store, layout, encodings, self._model))
+        stream = Stream(pieces(), answer, watch)
+        self._streams.add(stream)
+        return stream
+
+    @contextmanager
+    def _prefilled(
+        self, lay_out: Callable[[], LaidOut], answer: Answer, serving: Serving, watch: Watch
+    ) -> Iterator[Live]:
+        """A prompt brought to its first token's logits, for as long as the block lasts."""
+        submitted = time.perf_counter()
+        prompt = lay_out()
+        max_tokens = answer.sampling.max_tokens
+        check_length(prompt, max_tokens, self.spec.max_positions)
+        with closing(self.backend.new_context(prompt.tokens + max_tokens)) as context:
+            yield Live(context, prefill(context, prompt, self.encoder, submitted, serving, watch), answer)
+
+    def _answer(self, sampling: Sampling) -> Answer:
+        return Answer(sampling, self.tokenizer, self.spec.eos_ids)
+
+    def _compare(self, lay_out: Callable[[], LaidOut], serving: Serving) -> Comparison:
+        with self._work(Watch()), TemporaryDirectory(prefix="edge-pc-") as folder:
+            prompt = lay_out()
+            check_length(prompt, 1, self.spec.max_positions)
+            with closing(self.backend.new_context(prompt.tokens)) as context:
+                if serving.use_cache:
+                    return compare_prefills(context, lay_out, self.encoder, exact=serving.exact)
+                with StateStore(Path(folder)) as store:
+                    encoder = Encoder(self.backend, store, self._model)
+                    return compare_prefills(context, lay_out, encoder, exact=serving.exact)
+
+    @contextmanager
+    def _work(self, watch: Watch) -> Iterator[Watch]:
+        """Work that `close` ends and waits for."""
+        self._require_open()
+        with self._idle:
+            self._watches.add(watch)
+        try:
+            yield watch
+        except Cancelled as exc:
+            raise _closed() from exc
+        finally:
+            with self._idle:
+                self._watches.discard(watch)
+                self._idle.notify_all()
+
+    def _require_open(self) -> None:
+        if self._process != os.getpid():
+            raise EngineError(
+                "this engine was opened before the process was forked, and its threads are not here",
+                hint='open an engine in each process, or start processes by "spawn"',
+            )
+        if not self._open:
+            raise _closed()
 
 
-def _read_schema(schema: str | Path | Schema) -> Schema:
+def _closed() -> EngineError:
+    return EngineError("the engine is closed", hint="open another one")
+
+
+def _read_schema(schema: SchemaSource) -> Schema:
     if isinstance(schema, Schema):
         return schema
     if isinstance(schema, str) and schema.lstrip().startswith("<"):

@@ -76,6 +76,10 @@ class StatesError(EdgePCError):
     """Stored KV states are not what was expected: truncated, foreign, corrupted. The engine then computes instead."""
 
 
+class EngineError(EdgePCError):
+    """An engine is used after it was closed, or in a process that it was not opened in."""
+
+
 class CacheMissError(EdgePCError):
     """Strict mode: states of a module were not in the store. The message gives each module's reason."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
-from edge_pc.compose.chat import TEMPLATE_FILE
+from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.source import Source, read_source
 from edge_pc.models.spec import SPEC_FILE, ModelSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_pc.compose.chat import TEMPLATE_FILE
+from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile, read_gguf
 from edge_pc.export.hf_reader import read_huggingface, read_json

@@ -11,8 +11,7 @@ import numpy as np
 import tiny
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import MIN_COMPUTED_TOKENS
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT, SchemaLayout
 
 Floats = NDArray[np.float64]
@@ -87,11 +86,17 @@ def jointly(sees: Sees, *group: str) -> Sees:
 
 
 def expected_logits(
-    reference: Reference, prompt: PromptLayout, sees: Sees, placeholders: dict[str, list[tuple[int, int]]] | None = None
+    reference: Reference,
+    prompt: LaidOut,
+    sees: Sees,
+    placeholders: dict[str, list[tuple[int, int]]] | None = None,
+    *,
+    at_least: int = 1,
 ) -> Floats:
     """First-token logits `[vocab]` of a prompt, by the rules alone.
 
     Args:
+        at_least: cells that are computed for the prompt; where it has fewer, the last stored ones are computed again.
         sees: what the stored text of a module sees, besides being causal by position.
         placeholders: path → (position, token) of cells that its text sees while it is encoded, and nothing else does.
     """
@@ -102,9 +107,10 @@ def expected_logits(
         cells += [(p, t, path, False) for p, t in zip(module.position_ids, module.token_ids, strict=True)]
         cells += [(p, t, path, True) for p, t in (placeholders or {}).get(path, [])]
     cells += [(p, t, None, False) for p, t in zip(prompt.position_ids, prompt.token_ids, strict=True)]
-    # The last cells are computed again when a prompt has less text of its own than must be computed.
-    recomputed = set(sorted(p for p, _, _, placeholder in cells if not placeholder)[-MIN_COMPUTED_TOKENS:])
-    cells = [(p, t, None if p in recomputed else owner, placeholder) for p, t, owner, placeholder in cells]
+    positions = sorted(p for p, _, _, placeholder in cells if not placeholder)
+    recomputed = {positions[-1], *prompt.position_ids}
+    recomputed |= set(positions[-at_least:]) if len(recomputed) < at_least else set()
+    cells = [(p, t, None if p in recomputed and not filler else owner, filler) for p, t, owner, filler in cells]
     cells.sort(key=lambda cell: (cell[0], cell[3]))
     visible = np.zeros((len(cells), len(cells)), dtype=bool)
     for i, (position, _, owner, placeholder) in enumerate(cells):

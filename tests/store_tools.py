@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from padded import PaddedLayout
 
 from edge_pc.backends.base import KVLayout, KVStates
+from edge_pc.backends.onnx.layout import PagedLayout
 from edge_pc.store import Miss, StateStore
 
-LAYOUT = KVLayout("test-float32", "float32", (3, 2, 2, 1, 16), 3, 16)
-HALF = KVLayout("test-float16", "float16", (3, 2, 2, 1, 16), 3, 16)
-CONGRUENT = KVLayout("test-congruent", "float32", (3, 2, 2, 1, 16), 3, 16, congruent=True)
-BYTES = KVLayout("test-blob", "uint8", (100,), 0, 1)
+LAYOUT = PaddedLayout("test-float32", "float32", (3, 2, 2, 1, 16), 3, 16)
+HALF = PaddedLayout("test-float16", "float16", (3, 2, 2, 1, 16), 3, 16)
+PAGED = PagedLayout(layers=3, kv_heads=2, head_dim=16, dtype="float32", page_tokens=64)
+BYTES = PaddedLayout("test-blob", "uint8", (100,), 0, 1)
 
 
 def cells(number: int, tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -31,10 +33,13 @@ def cells(number: int, tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int32
 def states_array(number: int, tokens: int, layout: KVLayout = LAYOUT) -> NDArray[Any]:
     """Contents that differ for every `number`; the padding is zero."""
     position_ids = cells(number, tokens)[1]
-    first = layout.lead(position_ids)
+    axis, first, width = 3, 0, 1
+    if isinstance(layout, PagedLayout):
+        first = layout.lead(position_ids)
+    elif isinstance(layout, PaddedLayout):
+        axis, width = layout.token_axis, layout.shape[layout.token_axis]
     values = np.random.default_rng(number).integers(0, 256, layout.array_shape(position_ids)).astype(layout.dtype)
-    along_tokens = np.moveaxis(values, layout.token_axis, 0)
-    width = layout.shape[layout.token_axis]
+    along_tokens = np.moveaxis(values, axis, 0)
     along_tokens[: first * width] = 0
     along_tokens[(first + tokens) * width :] = 0
     return values

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from edge_pc.compose.chat import Affixes, ChatTemplate
 from edge_pc.errors import ModelError, OptionError
+from edge_pc.models.chat_template import Affixes, ChatTemplate
 
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"

@@ -65,7 +65,7 @@ class TestCounting:
         assert second.stats.computed_tokens < second.stats.cached_tokens
 
     def test_cached_and_computed_add_up_to_the_prompt(self, engine: Engine) -> None:
-        engine.encode(engine.load_schema(SCHEMA))
+        engine.encode(SCHEMA)
         for imports in ("", "<cat/>", "<cat/><dog/>", "<note/>", "<note/><dog/>"):
             for text in ("", "Where?"):
                 stats = engine.generate(f'<prompt schema="pets">{imports}{text}</prompt>', SHORT).stats
@@ -89,28 +89,28 @@ class TestCounting:
         assert all(module.hit for module in result.stats.modules)
 
     def test_an_edit_encodes_again_only_what_depends_on_it(self, engine: Engine) -> None:
-        engine.encode(engine.load_schema(SCHEMA))
-        report = engine.encode(engine.load_schema(SCHEMA.replace("in the wood,", "in the town,")))
+        engine.encode(SCHEMA)
+        report = engine.encode(SCHEMA.replace("in the wood,", "in the town,"))
         assert report.encoded == ("dog",)
-        report = engine.encode(engine.load_schema(SCHEMA.replace("You know pets.", "You like pets.")))
+        report = engine.encode(SCHEMA.replace("You know pets.", "You like pets."))
         assert set(report.encoded) == {"pets", "cat", "dog"}, "all of them see the schema's own text"
 
     @pytest.mark.parametrize(
         "options", [{"encoding": "isolated"}, {"kv_storage": "float16"}], ids=lambda o: "-".join(o.values())
     )
     def test_what_states_depend_on_is_a_miss(self, engine: Engine, tiny_model: Path, options: dict[str, str]) -> None:
-        engine.encode(engine.load_schema(SCHEMA))
+        engine.encode(SCHEMA)
         with reopened(engine, tiny_model, **options) as other, pytest.raises(CacheMissError, match="cat"):
             other.generate(CAT, SHORT, Serving(strict=True))
 
     def test_progress_tells_what_encode_computes(self, engine: Engine) -> None:
         layout = engine.load_schema(SCHEMA)
-        size = engine.encoding_size(layout)
+        size = engine.encoding_size(layout.schema)
         seen = []
-        report = engine.encode(layout, seen.append)
+        report = engine.encode(layout.schema, seen.append)
         assert [seen[-1].done_tokens, seen[-1].total_tokens, report.tokens] == [size.tokens] * 3
         assert report.nbytes == size.nbytes
-        assert engine.encoding_size(layout).tokens == 0
+        assert engine.encoding_size(layout.schema).tokens == 0
 
 
 class TestRefusals:
@@ -180,24 +180,24 @@ class TestRefusals:
 class TestText:
     def test_control_tokens_typed_by_a_person_stay_text(self, engine: Engine) -> None:
         spelled = "&lt;|im_end|&gt;"
-        layout = engine.lay_out(f'<prompt schema="pets"><cat/>{spelled}</prompt>')[1]
-        plain = engine.lay_out('<prompt schema="pets"><cat/>x</prompt>')[1]
+        layout = engine.lay_out(f'<prompt schema="pets"><cat/>{spelled}</prompt>')
+        plain = engine.lay_out('<prompt schema="pets"><cat/>x</prompt>')
         end = engine.tokenizer.id_of("<|im_end|>")
         assert layout.token_ids.tolist().count(end) == plain.token_ids.tolist().count(end)
 
     def test_text_outside_chat_tags_is_the_users_turn(self, engine: Engine) -> None:
         bare, tagged = (
-            engine.lay_out(f'<prompt schema="pets"><cat/>{text}</prompt>')[1].token_ids.tolist()
+            engine.lay_out(f'<prompt schema="pets"><cat/>{text}</prompt>').token_ids.tolist()
             for text in ("Where?", "<user>Where?</user>")
         )
         assert bare == tagged
 
     def test_an_assistants_turn_at_the_end_is_left_open(self, engine: Engine) -> None:
-        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?<assistant>It is</assistant></prompt>')[1]
+        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?<assistant>It is</assistant></prompt>')
         assert engine.tokenizer.decode(layout.token_ids[-5:].tolist()).endswith("It is")
 
     def test_a_chat_is_what_the_template_writes(self, engine: Engine) -> None:
-        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?</prompt>')[1]
+        layout = engine.lay_out('<prompt schema="pets"><cat/>Where?</prompt>')
         cat = " The cat sleeps in the house, all day and all night."
         wanted = (
             f"<|im_start|>system\nYou know pets.<|im_end|>\n<|im_start|>user\n{cat.strip()}<|im_end|>\n"
@@ -309,7 +309,7 @@ class TestSurviving:
     def test_a_file_cut_short_behind_our_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between looking it up and placing it: the last moment at which it can be noticed."""
         wanted = engine.generate(CAT, SHORT)
-        obtain_all = Encoder.obtain_all
+        obtain_all = Encoder.obtain
 
         def then_cut(*args: Any) -> Any:
             obtained = obtain_all(*args)
@@ -320,7 +320,7 @@ class TestSurviving:
             return obtained
 
         with monkeypatch.context() as patch:
-            patch.setattr(Encoder, "obtain_all", then_cut)
+            patch.setattr(Encoder, "obtain", then_cut)
             engine.backend._idle.clear()  # type: ignore[attr-defined] # a context that has them in place needs no file
             result = engine.generate(CAT, SHORT)
         assert result.stats.cached_tokens == 0

@@ -454,7 +454,7 @@ def test_the_package_is_light() -> None:
 
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "import edge_pc.export, edge_pc.models.registry, edge_pc.models.tokenizer, edge_pc.compose.chat; "
+        "import edge_pc.export, edge_pc.models.registry, edge_pc.models.tokenizer, edge_pc.models.chat_template; "
         "print(sorted({'onnx', 'gguf', 'tokenizers', 'jinja2', 'onnxruntime', 'safetensors'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

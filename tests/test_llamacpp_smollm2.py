@@ -14,7 +14,7 @@ from edge_pc import Engine
 from edge_pc.backends.base import KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.requantize import requantize
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.runtime.compare import kl_divergence
 
 pytestmark = [
@@ -78,8 +78,8 @@ def test_it_agrees_with_onnx_runtime(smollm2: Path, smollm2_gguf: Path, tmp_path
             engine.close()
 
 
-def first_logits(engine: Engine, prompt: str) -> tuple[PromptLayout, Any]:
-    encoder, layout = engine.lay_out(prompt)
-    plan = layout.cached_plan([encoder.obtain(encoding).states for encoding in layout.encodings], exact=False)
+def first_logits(engine: Engine, prompt: str) -> tuple[LaidOut, Any]:
+    layout = engine.lay_out(prompt)
+    plan = layout.cached_plan([obtained.states for obtained in engine.encoder.obtain(layout.encodings)], exact=False)
     with closing(engine.backend.new_context(layout.tokens)) as context:
         return layout, context.prefill(plan).logits

@@ -17,7 +17,8 @@ import tiny
 from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jointly
 
 from edge_pc import Engine, Sampling, Serving
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
+from edge_pc.runtime.prefill import Serving
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 BACKENDS = ["onnx", pytest.param("llamacpp", marks=needs_llamacpp)]
@@ -54,14 +55,14 @@ def reference() -> Reference:
     return Reference()
 
 
-def laid_out(engine: Engine, prompt: str) -> PromptLayout:
-    return engine.lay_out(prompt)[1]
+def laid_out(engine: Engine, prompt: str) -> LaidOut:
+    return engine.lay_out(prompt)
 
 
 def first_logits(engine: Engine, prompt: str, *, exact: bool = False) -> Any:
     """Logits of the first token, as served."""
-    encoder, layout = engine.lay_out(prompt)
-    plan = layout.cached_plan([encoder.obtain(e).states for e in layout.encodings], exact=exact)
+    layout = engine.lay_out(prompt)
+    plan = layout.cached_plan([o.states for o in engine.encoder.obtain(layout.encodings)], exact=exact)
     context = engine.backend.new_context(layout.tokens)
     try:
         return context.prefill(plan).logits
@@ -70,7 +71,8 @@ def first_logits(engine: Engine, prompt: str, *, exact: bool = False) -> Any:
 
 
 def check(engine: Engine, reference: Reference, prompt: str, sees: Any, **extra: Any) -> None:
-    wanted = expected_logits(reference, laid_out(engine, prompt), sees, **extra)
+    at_least = 2 if engine.backend.name == "onnx" else 1  # rows.py
+    wanted = expected_logits(reference, laid_out(engine, prompt), sees, at_least=at_least, **extra)
     for _ in range(2):  # a miss, then a hit
         for exact in (False, True):
             got = first_logits(engine, prompt, exact=exact)
@@ -192,7 +194,7 @@ class TestScaffolds:
 
     def test_joint_states_are_stored_beside_the_single_ones(self, make_engine: MakeEngine) -> None:
         engine = make_engine()
-        engine.encode(engine.load_schema(SCAFFOLD))
+        engine.encode(SCAFFOLD)
         for prompt in ("<a/><b/>", "<a/>", "<b/>", "<c/>"):
             engine.generate(f'<prompt schema="s">{prompt}Who?</prompt>', Sampling(max_tokens=1), Serving(strict=True))
 
@@ -255,7 +257,7 @@ class TestExactness:
         engine = make_engine()
         engine.load_schema(self.ONE.format(before=texts[0], after=texts[1]))
         for free_text in ("", "Who is it?", "x"):
-            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', exact=exact)
+            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(exact=exact))
             assert compared.max_abs_logit_diff == 0.0, "one module is a single span, exact in either mode"
 
     def test_one_module_in_a_chat(self, make_engine: MakeEngine) -> None:
@@ -264,7 +266,7 @@ class TestExactness:
             '<schema name="s"><system>You are a poet.</system><user>Read this: <module name="a">A cat.</module></user>'
             "<assistant>I have read it, and I am ready.</assistant></schema>"
         )
-        compared = engine.compare('<prompt schema="s"><a/><user>Who?</user></prompt>', exact=True)
+        compared = engine.compare('<prompt schema="s"><a/><user>Who?</user></prompt>', Serving(exact=True))
         assert compared.max_abs_logit_diff == 0.0
 
     def test_a_scaffold_with_all_its_modules(self, make_engine: MakeEngine) -> None:
@@ -273,7 +275,7 @@ class TestExactness:
             '<schema name="s">Read. <scaffold name="x"><module name="a">A cat.</module> then <module name="b">A dog.'
             "</module></scaffold> And now answer all that I ask of you.</schema>"
         )
-        compared = engine.compare('<prompt schema="s"><a/><b/>Who?</prompt>', exact=True)
+        compared = engine.compare('<prompt schema="s"><a/><b/>Who?</prompt>', Serving(exact=True))
         assert compared.max_abs_logit_diff == 0.0
 
     @pytest.mark.parametrize("words", [1, 2, 126, 127, 128, 129, 130, 256, 257, 500])
@@ -282,7 +284,7 @@ class TestExactness:
         engine = make_engine()
         engine.load_schema(f'<schema name="s"><module name="a">{"?" * words}</module></schema>')
         for free_text in ("?", "?" * 127, "?" * 129):
-            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', exact=True)
+            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(exact=True))
             assert compared.max_abs_logit_diff == 0.0
 
     def test_encoded_parts_of_one_text_are_exact(self, make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ class TestExactness:
         engine = make_engine()
         file = tmp_path / "long.txt"
         file.write_text("\n\n".join(f"The cat of house {n}." for n in range(40)))
-        compared = engine.compare_ask("Who?", [file], exact=True)
+        compared = engine.compare_ask("Who?", [file], Serving(exact=True))
         assert compared.max_abs_logit_diff == 0.0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from edge_pc import Engine, Sampling, Serving, schemas
 from edge_pc.export import export
+from edge_pc.runtime.prefill import Serving
 
 pytestmark = pytest.mark.real_model
 
@@ -30,7 +31,7 @@ ASK_ONE = '<prompt schema="one"><text/><user>When does the bell ring?</user></pr
 @pytest.mark.parametrize("exact", [True, False])
 def test_one_module_equals_full_prefill_exactly(engine: Engine, exact: bool) -> None:
     engine.load_schema(ONE_MODULE)
-    assert engine.compare(ASK_ONE, exact=exact).max_abs_logit_diff == 0.0
+    assert engine.compare(ASK_ONE, Serving(exact=exact)).max_abs_logit_diff == 0.0
 
 
 def test_a_scaffold_equals_full_prefill_exactly(engine: Engine) -> None:
@@ -39,7 +40,7 @@ def test_a_scaffold_equals_full_prefill_exactly(engine: Engine) -> None:
         f'<schema name="joint">Read this. <scaffold name="all">{members}</scaffold> Then answer.</schema>'
     )
     imports = "".join(f"<{name}/>" for name in NAMES)
-    compared = engine.compare(f'<prompt schema="joint">{imports} Who has a dog?</prompt>', exact=True)
+    compared = engine.compare(f'<prompt schema="joint">{imports} Who has a dog?</prompt>', Serving(exact=True))
     assert compared.max_abs_logit_diff == 0.0
 
 
@@ -58,8 +59,8 @@ def slot_order_difference(engine: Engine) -> tuple[float, float, bool]:
     from edge_pc.runtime.compare import kl_divergence
 
     engine.load_schema(NESTED)
-    encoder, prompt = engine.lay_out(ASK_MANY)
-    states = [encoder.obtain(encoding).states for encoding in prompt.encodings]
+    prompt = engine.lay_out(ASK_MANY)
+    states = [obtained.states for obtained in engine.encoder.obtain(prompt.encodings)]
     logits = []
     for exact in (True, False):
         with closing(engine.backend.new_context(prompt.tokens)) as context:

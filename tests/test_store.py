@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from padded import PaddedLayout
 from store_tools import (
     BYTES,
-    CONGRUENT,
     HALF,
     LAYOUT,
+    PAGED,
     assert_hit,
     assert_miss,
     cells,
@@ -54,7 +55,7 @@ def file_of(root: Path, number: int) -> Path:
     return root / key_of(number)[:2] / f"{key_of(number)}.npy"
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, HALF, CONGRUENT, BYTES], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [LAYOUT, HALF, PAGED, BYTES], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 100])
 def test_what_was_put_is_found(root: Path, layout: KVLayout, tokens: int) -> None:
     with StateStore(root) as store:
@@ -104,9 +105,9 @@ def test_other_ids_or_another_layout_are_a_miss(root: Path) -> None:
     assert_miss(store.lookup(key, LAYOUT, token_ids, position_ids + 1), "other position ids")
     assert_miss(store.lookup(key, LAYOUT, token_ids[:-1], position_ids[:-1]), "20 tokens are stored, 19 asked for")
     assert_miss(store.lookup(key, HALF, token_ids, position_ids), "asked for as test-float16")
-    renamed = KVLayout("other", LAYOUT.dtype, LAYOUT.shape, LAYOUT.token_axis, LAYOUT.token_multiple)
+    renamed = PaddedLayout("other", LAYOUT.dtype, LAYOUT.shape, LAYOUT.token_axis, LAYOUT.token_multiple)
     assert_miss(store.lookup(key, renamed, token_ids, position_ids), "asked for as other")
-    unpadded = KVLayout(LAYOUT.name, LAYOUT.dtype, LAYOUT.shape, LAYOUT.token_axis)
+    unpadded = PaddedLayout(LAYOUT.name, LAYOUT.dtype, LAYOUT.shape, LAYOUT.token_axis)
     assert_miss(store.lookup(key, unpadded, token_ids, position_ids), "(3, 2, 2, 32, 16)")
     assert_hit(lookup(store, 1), 1)
 

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from padded import PaddedLayout
 from store_tools import BYTES, HALF, LAYOUT, put, states_array
 
 from edge_pc.backends.base import KVLayout
@@ -97,7 +98,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_golden_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1700000000.5)
-    layout = KVLayout("l", "float32", (2, 1), 1)
+    layout = PaddedLayout("l", "float32", (2, 1), 1)
     ids = np.array([5, 6], np.int32), np.array([0, 3], np.int32)
     states = StateStore(tmp_path).put(KEY, layout, GOLDEN_ARRAY, *ids, model="tiny", schema="trip", module="tokyo/ueno")
     assert states.path == tmp_path / "ab" / "ab12.npy"

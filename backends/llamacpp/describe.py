@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edge_pc._version import __version__
-from edge_pc.compose.chat import TEMPLATE_FILE
 from edge_pc.errors import ModelError
 from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.source import text_from_gguf
+from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.models.description import Description
 from edge_pc.models.description import describe as describe_folder
 from edge_pc.models.spec import ModelSpec, RotaryEncoding

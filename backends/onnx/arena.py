@@ -6,11 +6,11 @@ copied, prompts and processes share the pages, and a write never reaches the fil
 
 Cells are placed in position order, from slot 0 on, spans before the run. A file stores a cell at position p in a row
 congruent to p modulo the tokens of a page, so where a prompt leaves no gap, the pages of all its files fit the arena's,
-and only the few rows in front of a file's first whole page are copied. Behind a gap they fit by chance only; then a few
-cells of the piece's end are put before its first, unless the order must be exact.
+and only the few rows before a file's first whole page are copied. After a gap they fit by chance only; then a few cells
+of the piece's end are put before its first, unless the order must be exact.
 
-Invariant: no cell of a span is ever written to after it was placed. What the last prompt placed can therefore stay, and
-the next prompt only replaces what differs.
+Invariant: no cell of a piece that counts as placed is ever written to. What the last prompt placed can therefore stay,
+and the next prompt only replaces what differs.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import IntArray, KVLayout, KVStates, Span
-from edge_pc.errors import ContextLengthError, OptionError, StatesError
+from edge_pc.backends.base import IntArray, KVStates, Span
+from edge_pc.backends.onnx.entry import can_map
+from edge_pc.backends.onnx.layout import PagedLayout
+from edge_pc.errors import ContextLengthError, StatesError
 
 # Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
 # page where the arena has no memory yet. From these numbers of tokens on mapping is the faster one (measured on Zen 4:
 # mapping 1.4 ms and 0.5 ms of page faults, copying 2 ms for 384 tokens, into a fresh arena 1.2 ms for 32).
 MAP_FROM_TOKENS_WARM = 384
 MAP_FROM_TOKENS_FRESH = 32
-
-ASSEMBLIES = ("auto", "map", "copy")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,9 +51,17 @@ class Piece:
     mapped: bool = False
 
     @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
     def end(self) -> int:
-        """The slot behind its last cell."""
-        return self.slot + self.stop - self.start
+        """The slot after its last cell."""
+        return self.slot + self.tokens
+
+    def before(self, slot: int) -> Piece:
+        """What of it lies before `slot`."""
+        return replace(self, stop=self.start + min(max(slot - self.slot, 0), self.tokens))
 
     def same_as(self, other: Piece) -> bool:
         """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
@@ -68,90 +76,120 @@ class Placed:
     piece: Piece
     parts: Sequence[Piece]
 
+    @property
+    def in_order(self) -> bool:
+        """Whether its cells lie in the order of their positions."""
+        return all(mine.stop == following.start for mine, following in zip(self.parts, self.parts[1:], strict=False))
+
     def serves(self, wanted: Piece, exact: bool) -> bool:
         """Whether the piece can stay for `wanted`: however it came there, unless the order of its cells matters."""
-        return self.piece.same_as(wanted) and (not exact or self.parts[0].start == wanted.start)
+        return self.piece.same_as(wanted) and (not exact or self.in_order)
+
+    def before(self, slot: int) -> Placed:
+        """What of it lies before `slot`. Cells out of order that are cut are those of no piece any more."""
+        if slot >= self.piece.end:
+            return self
+        parts = [part for part in (part.before(slot) for part in self.parts) if part.tokens]
+        return Placed(self.piece.before(slot if self.in_order else self.piece.slot), parts)
 
 
 class Arena:
     """A KV buffer for `capacity` cells.
 
     Args:
-        layout: of the states that are placed, `[layers, 2, kv_heads, tokens, head_dim]`.
+        layout: of the states that are placed.
         capacity: cells; rounded up so that each head's row starts on a page.
         assembly: `map`, `copy`, or `auto`: whichever is faster for each span.
 
     Attributes:
         kv: float32 `[layers, 2, kv_heads, capacity, head_dim]`, keys at index 0 of the second axis.
-        position_ids: int32 `[capacity]`, of the cells in each slot.
+        token_ids, position_ids: int32 `[capacity]`, of the cells in each slot.
         cells: slots in use, from 0 on.
     """
 
-    def __init__(self, layout: KVLayout, capacity: int, assembly: str = "auto") -> None:
-        layers, _, kv_heads, _, head_dim = layout.shape
+    def __init__(self, layout: PagedLayout, capacity: int, assembly: str = "auto") -> None:
         self._layout = layout
-        self._page_tokens = layout.token_multiple
-        self.capacity = -(-capacity // self._page_tokens) * self._page_tokens
-        self._row_bytes = self.capacity * head_dim * 4
-        self._token_bytes = head_dim * 4
-        self._memory = _anonymous(layers * 2 * kv_heads * self._row_bytes)
-        shape = (layers, 2, kv_heads, self.capacity, head_dim)
+        self.capacity = layout.padded(capacity)
+        self._token_bytes = layout.head_dim * 4
+        self._row_bytes = self.capacity * self._token_bytes
+        self._memory = _anonymous(layout.layers * 2 * layout.kv_heads * self._row_bytes)
+        shape = (layout.layers, 2, layout.kv_heads, self.capacity, layout.head_dim)
         self.kv: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32).reshape(shape)
+        self.token_ids: IntArray = np.zeros(self.capacity, dtype=np.int32)
         self.position_ids: IntArray = np.zeros(self.capacity, dtype=np.int32)
         self.cells = 0
         self._placed: list[Placed] = []
         self._assembly = assembly if can_map() else "copy"
-        self._written = 0  # slots in front of this one have memory, of their own or mapped
+        self._written = 0  # slots before this one have memory, of their own or mapped
 
-    def place(self, spans: Sequence[Span], *, exact: bool) -> None:
-        """Put the spans' cells into slots 0, 1, …
+    @property
+    def parts(self) -> list[Piece]:
+        """What was placed, in the parts that it was copied and mapped in, by slot."""
+        return [part for placed in self._placed for part in placed.parts]
+
+    def place(self, spans: Sequence[Span], *, exact: bool) -> int:
+        """Replace all cells by the spans', in slots 0, 1, …; returns how many were not in place already.
 
         Args:
             exact: strictly in position order, so that sums are added up as in full prefill.
 
         Raises:
-            StatesError: a file was cut short since it was opened.
+            StatesError: a file was cut short since it was opened, or a span is moved from where it was encoded.
+            ContextLengthError: there is no room for them.
         """
-        pieces = in_position_order(spans)
+        pieces = in_position_order(spans, first_slot=0)
+        self._require_room(pieces[-1].end if pieces else 0)
         kept = _common_prefix(self._placed, pieces, exact)
         replaced = self._placed[kept:]
         del self._placed[kept:]  # first: what an interrupt leaves half replaced must not count as placed
+        self.cells = self._placed_cells()
         if not kept and _any_mapped(replaced):
             self._drop_pages()
         self._unmap(part for placed in replaced for part in placed.parts)
         added = [Placed(piece, self._parts(piece, exact)) for piece in pieces[kept:]]
         if not kept and _any_mapped(added):
             self._drop_pages()
-        for placed in added:
-            for part in placed.parts:
-                if not (part.mapped and self._map(part)):
-                    self._copy(part)
-            self._placed.append(placed)
-        self.cells = self._placed_cells()
-        self._written = max(self._written, self.cells)
+        return self._add(added)
 
-    def append(self, position_ids: IntArray) -> slice:
+    def extend(self, spans: Sequence[Span], *, exact: bool) -> int:
+        """Add the spans' cells after those that are there; returns how many they are. See `place`."""
+        pieces = in_position_order(spans, first_slot=self.cells)
+        self._require_room(pieces[-1].end if pieces else self.cells)
+        return self._add([Placed(piece, self._parts(piece, exact)) for piece in pieces])
+
+    def take(self, token_ids: IntArray, position_ids: IntArray) -> slice:
         """Take slots for cells that are computed next; returns their slots.
 
         Raises:
             ContextLengthError: there is no room for them.
         """
         slots = slice(self.cells, self.cells + len(position_ids))
-        if slots.stop > self.capacity:
-            raise ContextLengthError(f"{slots.stop} cells do not fit into a context of {self.capacity}")
+        self._require_room(slots.stop)
+        self.token_ids[slots] = token_ids
         self.position_ids[slots] = position_ids
         self.cells = slots.stop
         self._written = max(self._written, self.cells)
         return slots
 
+    def truncate(self, position_id: int) -> None:
+        """Drop the cells at `position_id` and after it; the others stay in their order."""
+        stay = self.position_ids[: self.cells] < position_id
+        if stay.all():
+            return
+        first = int(np.argmin(stay))
+        # Cells of a piece whose end was put before its start may lie after cells that go.
+        moved = first + np.flatnonzero(stay[first:])
+        kv, token_ids, position_ids = self.kv[:, :, :, moved], self.token_ids[moved], self.position_ids[moved]
+        self._cut(first)
+        self.kv[:, :, :, self.take(token_ids, position_ids)] = kv
+
     def trim(self, keep: int) -> None:
-        """Give memory of the slots behind the placed cells back to the system, all but the next `keep` slots."""
-        placed = self._placed_cells()
-        first = -(-(placed + keep) // self._page_tokens) * self._page_tokens
-        self.cells = placed
+        """Give memory of the slots after the placed cells back to the system, all but the next `keep` slots."""
+        self.cells = self._placed_cells()
+        first = self._layout.padded(self.cells + keep)
         if self._written <= first:
             return
-        used = -(-self._written // self._page_tokens) * self._page_tokens
+        used = self._layout.padded(self._written)
         self._written = first
         if hasattr(mmap, "MADV_DONTNEED"):
             for start in self._row_offsets():
@@ -162,6 +200,37 @@ class Arena:
         """How many slots, from 0 on, hold placed cells."""
         return self._placed[-1].piece.end if self._placed else 0
 
+    def _require_room(self, cells: int) -> None:
+        if cells > self.capacity:
+            raise ContextLengthError(f"{cells} cells do not fit into a context of {self.capacity}")
+
+    def _add(self, added: Iterable[Placed]) -> int:
+        """Place pieces after all cells; returns the number of cells added."""
+        before = self.cells
+        for placed in added:
+            for part in placed.parts:
+                if not (part.mapped and self._map(part)):
+                    self._copy(part)
+            self._placed.append(placed)
+            self.cells = placed.piece.end
+        self._written = max(self._written, self.cells)
+        return self.cells - before
+
+    def _cut(self, slot: int) -> None:
+        """Forget the cells from `slot` on."""
+        placed, self._placed = self._placed, []
+        for each in placed:
+            for part in each.parts:
+                if part.mapped and part.end > slot:
+                    self._unmap([self._pages_from(part, slot)])
+        self._placed = [cut for cut in (each.before(slot) for each in placed) if cut.parts]
+        self.cells = slot
+
+    def _pages_from(self, part: Piece, slot: int) -> Piece:
+        """The pages of a mapped part that lie wholly from `slot` on."""
+        skipped = min(self._layout.padded(max(slot - part.slot, 0)), part.tokens)
+        return replace(part, start=part.start + skipped, slot=part.slot + skipped)
+
     def _drop_pages(self) -> None:
         """Forget all contents at once: replacing pages that are in use makes every single call wait for all cores."""
         if self._written and hasattr(mmap, "MADV_DONTNEED"):
@@ -171,8 +240,9 @@ class Arena:
     def _parts(self, piece: Piece, exact: bool) -> list[Piece]:
         """The piece cut into what is copied and what is mapped."""
         states, start, stop, slot = piece.states, piece.start, piece.stop, piece.slot
-        shift = (self._row(states, start) - slot) % self._page_tokens
-        head = -(slot + shift) % self._page_tokens
+        page = self._layout.page_tokens
+        shift = (self._row(states, start) - slot) % page
+        head = -(slot + shift) % page
         mapped = stop - start - shift - head
         if mapped < self._map_from(piece.end) or not mappable(states) or (shift and exact):
             return [piece]
@@ -185,10 +255,10 @@ class Arena:
         return self._layout.lead(states.position_ids) + cell
 
     def _map_from(self, end: int) -> int:
-        """The number of tokens from which on a piece that ends in front of slot `end` is mapped."""
+        """The number of tokens from which on a piece that ends before slot `end` is mapped."""
         if self._assembly == "auto":
             return MAP_FROM_TOKENS_WARM if end <= self._written else MAP_FROM_TOKENS_FRESH
-        return self._page_tokens if self._assembly == "map" else sys.maxsize
+        return self._layout.page_tokens if self._assembly == "map" else sys.maxsize
 
     def _copy(self, piece: Piece) -> None:
         if piece.states.path is not None:
@@ -197,7 +267,13 @@ class Arena:
         slots = slice(piece.slot, piece.end)
         rows = slice(self._row(piece.states, piece.start), self._row(piece.states, piece.stop))
         self.kv[:, :, :, slots] = piece.states.array[:, :, :, rows]
-        self.position_ids[slots] = piece.states.position_ids[piece.start : piece.stop]
+        self._name(piece)
+
+    def _name(self, piece: Piece) -> None:
+        """Note which cells lie in a piece's slots."""
+        slots, cells = slice(piece.slot, piece.end), slice(piece.start, piece.stop)
+        self.token_ids[slots] = piece.states.token_ids[cells]
+        self.position_ids[slots] = piece.states.position_ids[cells]
 
     def _map(self, piece: Piece) -> bool:
         """Map the piece; False when the system refuses, as beyond `vm.max_map_count` mappings."""
@@ -207,21 +283,20 @@ class Arena:
         file_start = states.offset + self._row(states, piece.start) * self._token_bytes
         base = self.kv.ctypes.data + piece.slot * self._token_bytes
         try:
-            with open(states.path, "rb", buffering=0) as file:  # type: ignore[arg-type]
+            with open(str(states.path), "rb", buffering=0) as file:
                 _check_whole(states, os.fstat(file.fileno()).st_size)
                 for row, start in enumerate(self._row_offsets()):
                     _map_over(base + start, length, file.fileno(), file_start + row * file_row)
         except OSError:
             self._unmap([piece])
             return False
-        slots = slice(piece.slot, piece.end)
-        self.position_ids[slots] = states.position_ids[piece.start : piece.stop]
+        self._name(piece)
         return True
 
     def _unmap(self, pieces: Iterable[Piece]) -> None:
         """Put anonymous memory back in place of mapped pages."""
         for piece in pieces:
-            if piece.mapped:
+            if piece.mapped and piece.tokens:
                 self._written = min(self._written, piece.slot)
                 length = self._mapped_bytes(piece)
                 base = self.kv.ctypes.data + piece.slot * self._token_bytes
@@ -229,29 +304,11 @@ class Arena:
                     _map_over(base + start, length, -1, 0)
 
     def _mapped_bytes(self, piece: Piece) -> int:
-        """Whole pages of one row; what lies behind the piece's last cell belongs to nobody, or to what follows."""
-        pages = -(-(piece.stop - piece.start) // self._page_tokens)
-        return pages * self._page_tokens * self._token_bytes
+        """Whole pages of one row; what lies after the piece's last cell belongs to nobody, or to what follows."""
+        return self._layout.padded(piece.tokens) * self._token_bytes
 
     def _row_offsets(self) -> range:
         return range(0, self.kv.nbytes, self._row_bytes)
-
-
-def check_assembly(assembly: str) -> None:
-    """Refuse what is not in `ASSEMBLIES`, and mapping where the system has none.
-
-    Raises:
-        OptionError: with what can be used instead.
-    """
-    if assembly not in ASSEMBLIES:
-        raise OptionError(f"assembly is {assembly!r}, expected one of {', '.join(ASSEMBLIES)}")
-    if assembly == "map" and not can_map():
-        raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
-
-
-def tokens_per_page(head_dim: int) -> int:
-    """The smallest number of tokens whose rows of float32 `[tokens, head_dim]` fill whole pages."""
-    return int(np.lcm(mmap.PAGESIZE, head_dim * 4)) // (head_dim * 4)
 
 
 def mappable(states: KVStates) -> bool:
@@ -260,15 +317,21 @@ def mappable(states: KVStates) -> bool:
 
 
 def _check_whole(states: KVStates, file_bytes: int) -> None:
-    """Refuse a file that was cut short since it was opened: a page behind its end kills the process that touches it."""
+    """Refuse a file that was cut short since it was opened: a page after its end kills the process that touches it."""
     if file_bytes < states.offset + states.array.nbytes:
         raise StatesError(f"{states.path} was cut short while it was in use")
 
 
-def in_position_order(spans: Sequence[Span]) -> list[Piece]:
-    """The spans, cut where another span's cells lie between theirs, one behind the other by position."""
+def in_position_order(spans: Sequence[Span], *, first_slot: int) -> list[Piece]:
+    """The spans, one after the other by position from `first_slot` on, cut where another's cells lie between theirs.
+
+    Raises:
+        StatesError: a span is moved from where it was encoded.
+    """
     if not spans:
         return []
+    if any(span.shift for span in spans):
+        raise StatesError("the ONNX Runtime backend cannot place states at other positions than their own")
     owner = np.repeat(np.arange(len(spans)), [span.tokens for span in spans])
     cell = np.concatenate([np.arange(span.start, span.stop) for span in spans])
     order = np.argsort(np.concatenate([span.position_ids for span in spans]), kind="stable")
@@ -276,7 +339,7 @@ def in_position_order(spans: Sequence[Span]) -> list[Piece]:
     starts = np.flatnonzero(np.diff(owner, prepend=-1) | (np.diff(cell, prepend=-1) - 1))
     stops = np.append(starts[1:], len(cell))
     return [
-        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=int(a))
+        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=first_slot + int(a))
         for a, b in zip(starts, stops, strict=True)
     ]
 
@@ -301,11 +364,6 @@ def _anonymous(nbytes: int) -> mmap.mmap:
         return mmap.mmap(-1, nbytes)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, nbytes, flags=flags)
-
-
-def can_map() -> bool:
-    """Whether this system can put file pages over existing memory (Linux, macOS)."""
-    return sys.platform in ("linux", "darwin")
 
 
 @cache

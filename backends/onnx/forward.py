@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
-from edge_pc.errors import MissingDependencyError, ModelError, OptionError
+from edge_pc.errors import MissingDependencyError, ModelError
 from edge_pc.models.spec import ModelSpec
 from edge_pc.system.cpu import allowed_cpus
 
@@ -33,8 +33,6 @@ def open_session(folder: Path, *, threads: int | None, provider: str, verbose: b
     """
     import onnxruntime
 
-    if threads is not None and threads < 1:
-        raise OptionError(f"threads is {threads}, expected at least 1")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or allowed_cpus()
     options.inter_op_num_threads = 1
@@ -84,8 +82,8 @@ class Forward:
         self._binding.bind_ortvalue_output("logits", _ort_value(self._logits))
 
     def __call__(self, token_ids: IntArray, position_ids: IntArray) -> Logits:
-        """Compute tokens behind all present cells; returns a copy of the last one's logits, float32 `[vocab]`."""
-        slots = self._arena.append(position_ids)
+        """Compute tokens after all present cells; returns a copy of the last one's logits, float32 `[vocab]`."""
+        slots = self._arena.take(token_ids, position_ids)
         bias = self._bias(position_ids, slots)
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": token_ids[np.newaxis].astype(np.int64),

@@ -20,10 +20,10 @@ import numpy as np
 from edge_pc.backends import open_backend
 from edge_pc.backends.base import BackendOptions, Context, DecodeStep, KVStates, Logits, Plan, Span
 from edge_pc.bench.setup import BenchOptions, model_path
-from edge_pc.compose.chat import ChatTemplate
 from edge_pc.compose.encodings import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
-from edge_pc.compose.prompt_layout import PromptLayout, Tail, check_length, lay_out_prompt
+from edge_pc.compose.laid_out import LaidOut, Tail, check_length, lay_out_prompt
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
+from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.pml import Schema, Selection
 from edge_pc.runtime.encoder import Encoder
 from edge_pc.store import StateStore
@@ -68,7 +68,7 @@ class Continuation:
 class LaidOut:
     """A prompt with its tokens and positions, and what gets its states."""
 
-    prompt: PromptLayout
+    prompt: LaidOut
     encoder: Encoder
 
 
@@ -146,10 +146,10 @@ class Lab:
         states = [obtained.states for obtained in laid_out.encoder.obtain_all(laid_out.prompt.encodings)]
         return Ready(laid_out.prompt.cached_plan(states, exact=False), laid_out.prompt.end)
 
-    def full(self, prompt: PromptLayout) -> Ready:
+    def full(self, prompt: LaidOut) -> Ready:
         """Compute a prompt in full, and keep all states but those of its last tokens in memory.
 
-        The logits of continuations equal those of `PromptLayout.full_plan`, since states of one span in position order
+        The logits of continuations equal those of `LaidOut.full_plan`, since states of one span in position order
         do (DESIGN.md: also when they were computed in chunks).
         """
         whole = prompt.full_plan()

@@ -19,7 +19,7 @@ from edge_pc.backends.base import Context, DecodeStep, IntArray, Logits, Plan
 from edge_pc.bench import pagecache
 from edge_pc.bench.texts import Case
 from edge_pc.bench.timing import Sample, Way
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.engine import Engine
 from edge_pc.errors import CacheMissError
 from edge_pc.runtime.compare import in_place_plan
@@ -219,7 +219,7 @@ class EngineSubject:
         with closing(self.engine.backend.new_context(prompt.tokens)) as context:
             return context.prefill(plan).forward_ms
 
-    def lay_out(self, case: Case) -> tuple[Encoder, PromptLayout]:
+    def lay_out(self, case: Case) -> tuple[Encoder, LaidOut]:
         """The case's prompt with its tokens, and what gets its states."""
         return self.engine.lay_out(case.prompt)
 

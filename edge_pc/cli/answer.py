@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
-    from edge_pc.runtime.answer import Stream
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.encoder import EncodeCallback
     from edge_pc.runtime.stats import Result, Stats
+    from edge_pc.runtime.stream import Stream
 
 
 def answer(

@@ -51,7 +51,7 @@ def ask(
     with engine:
         answer(
             lambda progress: engine.stream_ask(question, files, sampling.build(), serving.build(), progress),
-            lambda: engine.compare_ask(question, files, exact=serving.exact),
+            lambda: engine.compare_ask(question, files, serving.build()),
             serving,
             start_up,
             out,

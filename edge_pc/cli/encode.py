@@ -44,12 +44,12 @@ def encode(schemas: tuple[str, ...], engine_options: EngineOptions, as_json: boo
 
 def _encode(engine: Engine, source: str, out: Output) -> dict[str, Any]:
     layout = engine.load_schema(read_stdin() if source == "-" else Path(source))
-    size = engine.encoding_size(layout)
+    size = engine.encoding_size(layout.schema)
     if size.tokens:
         tokens, nbytes = counted(size.tokens, "token"), format_size(size.nbytes)
         out.note(f"{layout.name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
     with out.progress(layout.name) as update:
-        report = engine.encode(layout, lambda p: update(p.done_tokens, p.total_tokens, p.module))
+        report = engine.encode(layout.schema, lambda p: update(p.done_tokens, p.total_tokens, p.module))
     if report.encoded:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
         encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")

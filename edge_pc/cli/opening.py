@@ -35,13 +35,10 @@ def open_engine(options: EngineOptions, output: Output) -> tuple[Engine, StartUp
         options.model,
         backend=options.backend,
         cache_dir=options.cache_dir,
-        threads=options.threads,
-        provider=options.provider,
-        assembly=options.assembly,
-        kv_storage=options.kv_storage,
         encoding=options.encoding,
         tail=options.tail,
         max_store_bytes=options.max_cache_size,
         verbose=output.verbose > 1,
+        **{name: value for name, value in options.of_backend().items() if value is not None},
     )
     return engine, StartUp(imported, process_age_ms() - imported)

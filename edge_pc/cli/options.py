@@ -19,7 +19,7 @@ from edge_pc.system.sizes import parse_size
 
 if TYPE_CHECKING:
     from edge_pc.compose.encodings import EncodingRule
-    from edge_pc.compose.prompt_layout import Tail
+    from edge_pc.compose.laid_out import Tail
     from edge_pc.runtime.prefill import Serving
     from edge_pc.runtime.sampling import Sampling
 
@@ -143,6 +143,10 @@ class EngineOptions:
     encoding: EncodingRule
     tail: Tail
 
+    def of_backend(self) -> dict[str, Any]:
+        """Options that belong to the backend; None: not given."""
+        return {name: getattr(self, name) for name in ("threads", "provider", "assembly", "kv_storage")}
+
 
 _ENGINE_GROUP = "Model and cache"
 engine_options = grouped(
@@ -154,8 +158,6 @@ engine_options = grouped(
         "--provider",
         group=_ENGINE_GROUP,
         metavar="NAME",
-        default="cpu",
-        show_default=True,
         help="Execution provider of ONNX Runtime: cpu, cuda.",
     ),
     option(
@@ -177,16 +179,12 @@ engine_options = grouped(
         "--kv-storage",
         group=_ENGINE_GROUP,
         type=click.Choice(["float32", "float16"]),
-        default="float32",
-        show_default=True,
         help="Number type of stored states; float16 halves the disk and loads slower.",
     ),
     option(
         "--assembly",
         group=_ENGINE_GROUP,
         type=click.Choice(["auto", "map", "copy"]),
-        default="auto",
-        show_default=True,
         help="How stored states reach the model: mapped, copied, or what is faster.",
     ),
     option(

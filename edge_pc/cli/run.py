@@ -85,7 +85,7 @@ def run(
             engine.load_schema(schema)
         answer(
             lambda progress: engine.stream(parsed, sampling.build(), serving.build(), progress),
-            lambda: engine.compare(parsed, exact=serving.exact),
+            lambda: engine.compare(parsed, serving.build()),
             serving,
             start_up,
             out,

@@ -44,25 +44,21 @@ class Explained:
     @classmethod
     def read(cls, source: str, model: str, backend: str) -> Explained:
         """Read a schema from a file or stdin (-) and lay it out for a model. No weights are loaded."""
-        from edge_pc.backends import describe, entry
-        from edge_pc.compose.chat import ChatTemplate
-        from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
-        from edge_pc.compose.schema_layout import lay_out
+        from edge_pc.backends import entry
+        from edge_pc.compose.composer import Composer
         from edge_pc.compose.seams import find_seams
         from edge_pc.models.registry import locate
         from edge_pc.pml import load_schema, parse_schema
 
         schema = parse_schema(read_stdin()) if source == "-" else load_schema(Path(source))
-        described = describe(backend, locate(model, entry(backend).model_kind))
-        spec, template = described.spec, ChatTemplate(described.chat_template, described.spec.special_tokens)
-        layout = lay_out(schema, described.tokenizer, template, bos_id=spec.bos_id, max_positions=spec.max_positions)
-        return cls(
-            layout, SchemaEncodings(layout, (), EncodingOptions()), find_seams(schema, described.tokenizer), spec
-        )
+        opened = entry(backend)
+        described = opened.describe(locate(model, opened.model_kind))
+        composed = Composer(described).schema(schema)
+        return cls(composed.layout, composed.encodings, find_seams(schema, described.tokenizer), described.spec)
 
     def sees(self, path: str) -> list[tuple[str, int]]:
         """(module, tokens) of a module's guaranteed context, its own text left out."""
-        return [(part.path or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
+        return [(part.encoding.paths[0] or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
 
 
 @schema.command(cls=GroupedCommand)
@@ -222,7 +218,8 @@ def _module_as_json(module: ModuleLayout, explained: Explained) -> dict[str, Any
         "tokens": len(module.token_ids),
         "cache": module.cache,
         "sees": [
-            {"path": part.path, "tokens": part.tokens} for part in explained.encodings.single(module.path).context
+            {"path": part.encoding.paths[0], "tokens": part.tokens}
+            for part in explained.encodings.single(module.path).context
         ],
         "parameters": [
             {"name": slot.name, "start": slot.start, "length": slot.length, "required": slot.default_ids is None}

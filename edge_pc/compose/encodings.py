@@ -46,19 +46,15 @@ class EncodingOptions:
     unk_id: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rule not in ENCODING_RULES:
-            raise OptionError(f"encoding is {self.rule!r}, expected one of {', '.join(ENCODING_RULES)}")
-        if self.placeholder not in PLACEHOLDERS:
-            raise OptionError(f"placeholder is {self.placeholder!r}, expected one of {', '.join(PLACEHOLDERS)}")
         if self.placeholder == "unk" and self.unk_id is None:
             raise OptionError("placeholder 'unk': this model has no <unk> token", hint="use placeholder 'nothing'")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The first `tokens` cells of the single encoding of module `path`."""
+    """The first `tokens` cells of an encoding."""
 
-    path: str
+    encoding: Encoding
     tokens: int
 
 
@@ -67,19 +63,28 @@ class Encoding:
     """Modules whose own text is encoded in one run.
 
     Attributes:
+        schema: the schema's name.
         paths: the modules, one unless a scaffold joins several; `ROOT` is the schema's anonymous text.
+        stored: whether its states are kept; not if `cache="false"` stands at one of its modules.
         token_ids, position_ids: int32 `[n]`, of the run, placeholders included, positions ascending.
         keep: int32 indices into the run: the cells that are stored, all but placeholders.
         context: what the run attends to besides itself, in position order.
         key: hash over all that the states depend on.
     """
 
+    schema: str
     paths: tuple[str, ...]
+    stored: bool
     token_ids: IntArray
     position_ids: IntArray
     keep: IntArray
     context: tuple[Prefix, ...]
     key: str
+
+    @property
+    def label(self) -> str:
+        """How people know it: its modules' paths, the anonymous text under the schema's name."""
+        return " + ".join(path if path != ROOT else self.schema for path in self.paths)
 
     @property
     def tokens(self) -> int:
@@ -167,7 +172,8 @@ class SchemaEncodings:
         keep = np.array([index for index, (_, _, kept) in enumerate(cells) if kept], dtype=np.int32)
         context = self._context(group[0], position_ids)
         key = self._key(token_ids, position_ids, keep, context)
-        return Encoding(group, token_ids, position_ids, keep, context, key)
+        stored = all(self._cached(path) for path in group)
+        return Encoding(self._layout.name, group, stored, token_ids, position_ids, keep, context, key)
 
     def _cells(self, module: ModuleLayout) -> Iterator[tuple[int, int, bool]]:
         """(position, token, whether it is stored) of a module's own text and of what stands in its slots."""
@@ -187,18 +193,18 @@ class SchemaEncodings:
             return ()
         above = [self.single(ancestor) for ancestor in self._layout.ancestors(path)]
         counts = [int(np.searchsorted(encoding.kept_position_ids, position_ids[0])) for encoding in above]
-        return tuple(Prefix(e.paths[0], count) for e, count in zip(above, counts, strict=True) if count)
+        return tuple(Prefix(e, count) for e, count in zip(above, counts, strict=True) if count)
 
     def _key(self, token_ids: IntArray, position_ids: IntArray, keep: IntArray, context: tuple[Prefix, ...]) -> str:
         """Hash of a run and of everything it attends to, chained through the contexts' own.
 
-        Of a context only the part that is attended to counts: an edit behind it changes nothing here.
+        Of a context only the part that is attended to counts: an edit after it changes nothing here.
         """
         digest = hashlib.blake2b(digest_size=20)
         for part in (_KEY_FORMAT, *self._identity):
             digest.update(part.encode() + b"\0")
         for above in context:
-            encoding = self.single(above.path)
+            encoding = above.encoding
             stop = int(encoding.keep[above.tokens - 1]) + 1
             prefix = (encoding.token_ids[:stop], encoding.position_ids[:stop], encoding.keep[: above.tokens])
             digest.update(f"context {self._key(*prefix, encoding.context)}\0".encode())

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_pc.backends.base import IntArray
-from edge_pc.compose.chat import ChatTemplate
 from edge_pc.errors import ContextLengthError
+from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import Module, Node, Parameter, Role, Scaffold, Schema, Text, Turn, Union

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_pc.compose.chat import TEMPLATE_FILE
+from edge_pc.models.chat_template import TEMPLATE_FILE, ChatTemplate
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Description:
-    """A model's spec, tokenizer, and the source of its chat template if it has one."""
+    """A model's spec, tokenizer and chat template."""
 
     spec: ModelSpec
     tokenizer: Tokenizer
-    chat_template: str | None
+    chat_template: ChatTemplate
 
 
 def describe(folder: Path) -> Description:
@@ -25,9 +25,6 @@ def describe(folder: Path) -> Description:
     Raises:
         ModelError: the folder is no exported model, or a file of it is broken.
     """
-    template = folder / TEMPLATE_FILE
-    return Description(
-        ModelSpec.load(folder),
-        Tokenizer.load(folder),
-        template.read_text(encoding="utf-8") if template.is_file() else None,
-    )
+    spec, template = ModelSpec.load(folder), folder / TEMPLATE_FILE
+    source = template.read_text(encoding="utf-8") if template.is_file() else None
+    return Description(spec, Tokenizer.load(folder), ChatTemplate(source, spec.special_tokens))

@@ -1,16 +1,14 @@
-"""The answer: tokens one by one, as text in whole characters, and what it cost."""
+"""One answer: the tokens chosen, as text in whole characters, and when it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
 from dataclasses import fields
-from types import TracebackType
 
 from edge_pc.backends.base import Logits
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.runtime.sampling import Sampler, Sampling
-from edge_pc.runtime.stats import PrefillStats, Result, Started, Stats, StopReason
+from edge_pc.runtime.stats import NO_PREFILL, PrefillStats, Result, Started, Stats, StopReason
 
 
 class Answer:
@@ -22,13 +20,14 @@ class Answer:
         eos_ids: tokens that end an answer.
 
     Attributes:
+        sampling: as given.
         token: the token chosen last.
         position: its position.
         done: the answer has ended.
     """
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
-        self._sampling = sampling
+        self.sampling = sampling
         self._detokenizer = tokenizer.detokenizer()
         self._eos_ids = eos_ids
         self._started: Started | None = None
@@ -42,10 +41,16 @@ class Answer:
         self.position = 0
         self.done = False
 
+    def cancel(self) -> None:
+        """End the answer where it is; what there is of it stays."""
+        if not self.done:
+            self._stop = "cancelled"
+            self.done = True
+
     def begin(self, started: Started) -> str:
         """Choose the first token; returns the text that is certain."""
         self._started = started
-        self._sampler = Sampler(self._sampling, started.prompt_ids)
+        self._sampler = Sampler(self.sampling, started.prompt_ids)
         self.position = started.position - 1
         return self.take(started.logits)
 
@@ -62,24 +67,25 @@ class Answer:
         if self._cut_at_stop():
             self.done = True
             return self._give(len(self._text))
-        if len(self._token_ids) == self._sampling.max_tokens:
+        if len(self._token_ids) == self.sampling.max_tokens:
             return self._finish()
-        return self._give(len(self._text) - _held_back(self._text, self._sampling.stop))
+        return self._give(len(self._text) - _held_back(self._text, self.sampling.stop))
 
     def result(self) -> Result:
-        """The answer so far.
+        """The answer so far; of one that was cancelled before its first token, none.
 
         Raises:
             RuntimeError: it has not begun.
         """
         started = self._started
-        if started is None or not self._sampled:
+        if not self._sampled and not self.done:
             raise RuntimeError("the answer has not begun: iterate over the stream first")
         seconds = self._last_token - self._first_token
+        prefill = started.stats if started else NO_PREFILL
         stats = Stats(
-            **{field.name: getattr(started.stats, field.name) for field in fields(PrefillStats)},
+            **{field.name: getattr(prefill, field.name) for field in fields(PrefillStats)},
             new_tokens=len(self._token_ids),
-            ttft_ms=(self._first_token - started.submitted) * 1e3,
+            ttft_ms=(self._first_token - started.submitted) * 1e3 if started and self._sampled else 0.0,
             decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
         )
         return Result(self._text, tuple(self._token_ids), self._stop, stats)
@@ -103,49 +109,11 @@ class Answer:
 
     def _cut_at_stop(self) -> bool:
         """End the text before the first stop string in it."""
-        found = [index for index in (self._text.find(stop) for stop in self._sampling.stop) if index >= 0]
+        found = [index for index in (self._text.find(stop) for stop in self.sampling.stop) if index >= 0]
         if found:
             self._text = self._text[: min(found)]
             self._stop = "stop"
         return bool(found)
-
-
-class Stream:
-    """An answer while it is being made: iterate for its text in whole characters; `result` is there after the end.
-
-    Closing it early, or leaving its `with` block, stops the work and leaves the engine clean.
-    """
-
-    def __init__(self, pieces: Generator[str, None, None], answer: Answer) -> None:
-        self._pieces = pieces
-        self._answer = answer
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    @property
-    def result(self) -> Result:
-        """The answer. Of a stream that was closed early, what there is of it.
-
-        Raises:
-            RuntimeError: the first token is not there yet.
-        """
-        return self._answer.result()
-
-    def close(self) -> None:
-        """Stop the work."""
-        self._pieces.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _held_back(text: str, stops: tuple[str, ...]) -> int:

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from edge_pc.backends.base import Context, KVStates, Logits, Plan
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.runtime.encoder import Encoder
 from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
 from edge_pc.runtime.sampling import softmax
@@ -41,17 +41,16 @@ class Comparison:
     same_first_token: bool
 
 
-def compare_prefills(
-    context: Context, lay_out: Callable[[], tuple[Encoder, PromptLayout]], *, exact: bool
-) -> Comparison:
+def compare_prefills(context: Context, lay_out: Callable[[], LaidOut], encoder: Encoder, *, exact: bool) -> Comparison:
     """Prefill a prompt both ways in one context.
 
     Args:
         context: with room for the prompt.
         lay_out: parses the prompt and lays it out; part of what is timed.
+        encoder: gets its states.
     """
-    encoder, prompt = lay_out()
-    states = [encoder.obtain(encoding).states for encoding in prompt.encodings]
+    prompt = lay_out()
+    states = [obtained.states for obtained in encoder.obtain(prompt.encodings)]
     plan = prompt.cached_plan(states, exact=exact)
     in_place = in_place_plan(plan)
     cached_ms, in_place_ms = [], []
@@ -59,11 +58,11 @@ def compare_prefills(
         context.prefill(in_place)
         in_place_ms.append(context.prefill(in_place).forward_ms)
         submitted = time.perf_counter()
-        encoder, prompt = lay_out()
+        prompt = lay_out()
         cached = prefill_cached(context, prompt, encoder, submitted, Serving(exact=exact)).logits
         cached_ms.append((time.perf_counter() - submitted) * 1e3)
     submitted = time.perf_counter()
-    _, prompt = lay_out()
+    prompt = lay_out()
     full = prefill_full(context, prompt, submitted).logits
     full_ms = (time.perf_counter() - submitted) * 1e3
     return Comparison(

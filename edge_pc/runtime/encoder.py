@@ -6,19 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import NDArray
-
-from edge_pc.backends.base import Backend, KVStates, Plan, Progress, Span
-from edge_pc.compose.encodings import Encoding, SchemaEncodings
-from edge_pc.compose.schema_layout import ROOT, SchemaLayout
+from edge_pc.backends.base import Backend, KVStates, Plan, Progress, Span, states_bytes
+from edge_pc.compose.encodings import Encoding
 from edge_pc.errors import StoreError
 from edge_pc.store import Miss, StateStore
 
 log = logging.getLogger("edge_pc")
-
 
 EncodeCallback = Callable[["EncodeProgress"], None]
 
@@ -45,14 +41,16 @@ class EncodeReport:
     """What `encode` did.
 
     Attributes:
-        encoded, reused: labels of the encodings that were made, and of those that were there.
+        encoded, reused, unstored: labels of the encodings that were made and stored, of those that were there, and of
+            those that could not be stored.
         tokens: computed.
-        nbytes: of the states made.
+        nbytes: of the states stored.
         seconds: it took.
     """
 
     encoded: tuple[str, ...]
     reused: tuple[str, ...]
+    unstored: tuple[str, ...]
     tokens: int
     nbytes: int
     seconds: float
@@ -74,125 +72,150 @@ class Obtained:
     computed_tokens: int = 0
     encode_ms: float = 0.0
 
+    @property
+    def stored(self) -> bool:
+        return self.states.path is not None
+
 
 class Encoder:
-    """Looks encodings of one schema up and encodes what is missing.
+    """Looks encodings up and encodes what is missing.
 
     Args:
         backend: computes.
         store: keeps.
-        layout: the schema.
-        encodings: the schema's.
         model: the model's name, for people who list the store.
     """
 
-    def __init__(
-        self, backend: Backend, store: StateStore, layout: SchemaLayout, encodings: SchemaEncodings, model: str
-    ) -> None:
+    def __init__(self, backend: Backend[Any], store: StateStore, model: str) -> None:
         self._backend = backend
         self._store = store
-        self._layout = layout
-        self._encodings = encodings
         self._model = model
 
     def lookup(self, encoding: Encoding) -> KVStates | Miss:
         """The stored states, or why there are none."""
+        if not encoding.stored:
+            return Miss('cache="false" in the schema')
         return self._store.lookup(
             encoding.key, self._backend.kv_layout, encoding.kept_token_ids, encoding.kept_position_ids
         )
 
-    def missing(self) -> EncodingSize:
-        """What `encode_all` would still compute and write."""
-        return self._size_of_missing(self._encodings.of_schema())
-
-    def _size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
+    def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
+        """What obtaining all of them would still compute and write."""
         missing = [encoding for encoding in encodings if isinstance(self.lookup(encoding), Miss)]
-        layout = self._backend.kv_layout
-        nbytes = sum(layout.nbytes(encoding.kept_position_ids) for encoding in missing)
+        nbytes = sum(states_bytes(self._backend.kv_layout, encoding.kept_position_ids) for encoding in missing)
         return EncodingSize(sum(len(encoding.token_ids) for encoding in missing), nbytes)
 
-    def encode_all(self, progress: EncodeCallback | None = None) -> EncodeReport:
-        """Encode all that a schema's prompts may reuse, and report it."""
+    def encode(self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None) -> EncodeReport:
+        """Encode what is not stored, and report it."""
         started = time.perf_counter()
-        encodings = self._encodings.of_schema()
-        obtained = self.obtain_all(encodings, progress)
-        labels = [self.label(encoding) for encoding in encodings]
+        obtained = self.obtain(encodings, progress)
+        pairs = list(zip(encodings, obtained, strict=True))
         return EncodeReport(
-            encoded=tuple(label for label, o in zip(labels, obtained, strict=True) if o.miss is not None),
-            reused=tuple(label for label, o in zip(labels, obtained, strict=True) if o.miss is None),
+            encoded=tuple(e.label for e, o in pairs if o.miss is not None and o.stored),
+            reused=tuple(e.label for e, o in pairs if o.miss is None),
+            unstored=tuple(e.label for e, o in pairs if o.miss is not None and not o.stored),
             tokens=sum(o.computed_tokens for o in obtained),
-            nbytes=sum(o.states.array.nbytes for o in obtained if o.miss is not None),
+            nbytes=sum(o.states.array.nbytes for o in obtained if o.miss is not None and o.stored),
             seconds=time.perf_counter() - started,
         )
 
-    def obtain_all(self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None) -> list[Obtained]:
-        """As `obtain`, for several; `progress` counts the tokens of all that are missing."""
-        done, total = 0, None
-        obtained = []
-        for index, encoding in enumerate(encodings):
-
-            def report(tokens: int, index: int = index) -> None:
-                nonlocal done, total
-                if progress is None:
-                    return
-                if total is None:  # only when there is something to report: a prompt that hits looks each up once
-                    total = self._size_of_missing(encodings[index:]).tokens
-                done += tokens
-                progress(EncodeProgress(self.label(encodings[index]), done, total))
-
-            obtained.append(self.obtain(encoding, report))
-        return obtained
-
-    def obtain(self, encoding: Encoding, progress: Progress | None = None) -> Obtained:
-        """The states, encoded now if they are not stored.
+    def obtain(
+        self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None, *, keep: bool = True
+    ) -> list[Obtained]:
+        """The states of each, encoded now if they are not stored; every token is computed at most once.
 
         Two processes that want the same encoding compute it once. A store that cannot be written costs a warning.
-        """
-        found = self.lookup(encoding)
-        if not isinstance(found, Miss):
-            return Obtained(found)
-        with self._store.lock(encoding.key):
-            again = self.lookup(encoding)
-            if not isinstance(again, Miss):
-                return Obtained(again)
-            return self._encode(encoding, found.reason, progress)
 
-    def _encode(self, encoding: Encoding, reason: str, progress: Progress | None) -> Obtained:
-        started = time.perf_counter()
-        above = [self._obtain_context(self._encodings.single(context.path)) for context in encoding.context]
-        spans = tuple(Span(o.states, 0, c.tokens) for o, c in zip(above, encoding.context, strict=True))
+        Args:
+            progress: counts the tokens of all that are missing. What it raises ends the work.
+            keep: False: what is computed is not stored.
+        """
+        return _Obtaining(self, encodings, progress, keep).all()
+
+    def compute(self, encoding: Encoding, context: Sequence[KVStates], progress: Progress) -> Any:
+        """The array of an encoding's states, computed over the states of its context."""
+        spans = tuple(Span(s, 0, p.tokens) for s, p in zip(context, encoding.context, strict=True))
         # Context in position order makes the states equal to full prefill's, to the last bit.
         plan = Plan(spans, encoding.token_ids, encoding.position_ids, exact=True)
-        with closing(self._backend.new_context(plan.cached_tokens + len(plan.token_ids) + 1)) as context:
-            array = context.encode(plan, encoding.keep, progress)
-        return Obtained(
-            self._keep(encoding, array),
-            reason,
-            computed_tokens=len(plan.token_ids) + sum(o.computed_tokens for o in above),
-            encode_ms=(time.perf_counter() - started) * 1e3,
-        )
+        with closing(self._backend.new_context(plan.cached_tokens + len(plan.token_ids) + 1)) as live:
+            return live.encode(plan, encoding.keep, progress)
 
-    def _keep(self, encoding: Encoding, array: NDArray[Any]) -> KVStates:
-        """Store the states; where that cannot be done they live in memory for this prompt."""
-        cells = (encoding.kept_token_ids, encoding.kept_position_ids)
-        if self._stored(encoding):
+    def put(self, encoding: Encoding, array: Any) -> KVStates:
+        """Store states.
+
+        Raises:
+            StoreError: that cannot be done.
+        """
+        return self._store.put(
+            encoding.key, self._backend.kv_layout, array, encoding.kept_token_ids, encoding.kept_position_ids,
+            model=self._model, schema=encoding.schema, module=encoding.label,
+        )  # fmt: skip
+
+    def lock(self, encoding: Encoding) -> Any:
+        """Hold an encoding, so that one thread of one process encodes it."""
+        return self._store.lock(encoding.key)
+
+
+class _Obtaining:
+    """One call of `Encoder.obtain`. What it computed stays in memory until its end, stored or not: encodings that are
+    the context of others are wanted again."""
+
+    def __init__(
+        self, encoder: Encoder, encodings: Sequence[Encoding], progress: EncodeCallback | None, keep: bool
+    ) -> None:
+        self._encoder = encoder
+        self._encodings = encodings
+        self._progress = progress
+        self._keep = keep
+        self._made: dict[str, Obtained] = {}  # without what they took
+        self._done_tokens = 0
+        self._total_tokens: int | None = None
+
+    def all(self) -> list[Obtained]:
+        return [self._timed(encoding) for encoding in self._encodings]
+
+    def _timed(self, encoding: Encoding) -> Obtained:
+        """The states, with what they took: nothing if they were made for another encoding before."""
+        started, before = time.perf_counter(), self._done_tokens
+        obtained = self._get(encoding)
+        computed = self._done_tokens - before
+        encode_ms = (time.perf_counter() - started) * 1e3 if computed else 0.0
+        return replace(obtained, computed_tokens=computed, encode_ms=encode_ms)
+
+    def _get(self, encoding: Encoding) -> Obtained:
+        made = self._made.get(encoding.key)
+        if made is not None:
+            return made
+        found = self._encoder.lookup(encoding)
+        if not isinstance(found, Miss):
+            return Obtained(found)
+        if not (encoding.stored and self._keep):
+            return self._encode(encoding, found.reason)
+        with self._encoder.lock(encoding):
+            again = self._encoder.lookup(encoding)  # another process may have been faster
+            return self._encode(encoding, found.reason) if isinstance(again, Miss) else Obtained(again)
+
+    def _encode(self, encoding: Encoding, reason: str) -> Obtained:
+        self._report(encoding, 0)
+        context = [self._get(prefix.encoding).states for prefix in encoding.context]
+        array = self._encoder.compute(encoding, context, lambda tokens: self._report(encoding, tokens))
+        made = self._made[encoding.key] = Obtained(self._stored(encoding, array), reason)
+        return made
+
+    def _stored(self, encoding: Encoding, array: Any) -> KVStates:
+        """Store the states; where that cannot be done they live in memory for this call."""
+        if encoding.stored and self._keep:
             try:
-                return self._store.put(
-                    encoding.key, self._backend.kv_layout, array, *cells,
-                    model=self._model, schema=self._layout.name, module=self.label(encoding),
-                )  # fmt: skip
+                return self._encoder.put(encoding, array)
             except StoreError as exc:
-                log.warning("%s: states are not kept: %s", self.label(encoding), exc)
-        return KVStates(encoding.key, array, *cells)
+                log.warning("%s: states are not kept: %s", encoding.label, exc)
+                self._keep = False  # one warning is enough, and the next would fail like this one
+        return KVStates(encoding.key, array, encoding.kept_token_ids, encoding.kept_position_ids)
 
-    def _obtain_context(self, encoding: Encoding) -> Obtained:
-        if self._stored(encoding):
-            return self.obtain(encoding)
-        return self._encode(encoding, 'cache="false"', None)
-
-    def _stored(self, encoding: Encoding) -> bool:
-        return all(self._layout.modules[path].cache for path in encoding.paths)
-
-    def label(self, encoding: Encoding) -> str:
-        """How people know the encoding: its modules' paths, the anonymous text under the schema's name."""
-        return " + ".join(path if path != ROOT else self._layout.name for path in encoding.paths)
+    def _report(self, encoding: Encoding, tokens: int) -> None:
+        self._done_tokens += tokens
+        if self._progress is None:
+            return
+        if self._total_tokens is None:  # only when there is something to report: a prompt that hits looks each up once
+            self._total_tokens = self._encoder.size_of_missing(self._encodings).tokens
+        self._progress(EncodeProgress(encoding.label, self._done_tokens, self._total_tokens))

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_pc.backends.base import Context
-from edge_pc.compose.prompt_layout import PromptLayout
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
-from edge_pc.runtime.encoder import EncodeCallback, EncodeProgress, Encoder, Obtained
+from edge_pc.runtime.encoder import EncodeProgress, Encoder, Obtained
 from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
+from edge_pc.runtime.watch import Watch
 from edge_pc.store import Miss
 
 log = logging.getLogger("edge_pc")
@@ -37,33 +38,34 @@ class Serving:
 
 def prefill(
     context: Context,
-    prompt: PromptLayout,
+    prompt: LaidOut,
     encoder: Encoder,
     submitted: float,
     serving: Serving,
-    progress: EncodeCallback | None = None,
+    watch: Watch,
 ) -> Started:
     """Bring a prompt to its first token's logits, as `serving` says.
 
     Args:
         submitted: `time.perf_counter()` when the prompt was submitted.
-        progress: called while what is not stored is computed.
+        watch: told while what is not stored is computed; may end the work.
 
     Raises:
         CacheMissError: `serving` is strict, and something is not stored.
+        Cancelled: `watch` ended it.
     """
     if serving.use_cache:
-        return prefill_cached(context, prompt, encoder, submitted, serving, progress)
-    return prefill_full(context, prompt, submitted, progress)
+        return prefill_cached(context, prompt, encoder, submitted, serving, watch)
+    return prefill_full(context, prompt, submitted, watch)
 
 
 def prefill_cached(
     context: Context,
-    prompt: PromptLayout,
+    prompt: LaidOut,
     encoder: Encoder,
     submitted: float,
     serving: Serving = Serving(),
-    progress: EncodeCallback | None = None,
+    watch: Watch | None = None,
 ) -> Started:
     """Inject what is stored, encode what is not, compute the rest.
 
@@ -72,25 +74,28 @@ def prefill_cached(
     See `prefill` for arguments and errors.
     """
     parsed = time.perf_counter()
+    watch = watch or Watch()
     if serving.strict:
         _refuse_misses(prompt, encoder)
-    obtained = encoder.obtain_all(prompt.encodings, progress)
+    obtained = encoder.obtain(prompt.encodings, watch.report)
     plan = prompt.cached_plan([o.states for o in obtained], exact=serving.exact)
     planned = time.perf_counter()
     try:
-        prefilled = context.prefill(plan)
+        prefilled = context.prefill(plan, watch.computed)
     except StatesError as exc:
         if serving.strict:
             raise CacheMissError(f"strict mode: {exc}") from exc
         log.warning("%s; the prompt is computed instead", exc.message)
         obtained = [replace(o, miss=exc.message) for o in obtained]
         plan = prompt.computed_plan()
-        prefilled = context.prefill(plan)
+        prefilled = context.prefill(plan, watch.computed)
     hits = {o.states.key for o in obtained if o.miss is None}
+    cached = sum(span.tokens for span in plan.spans if span.states.key in hits)
+    again = prefilled.computed_tokens - len(plan.token_ids)  # cached cells that the backend computed all the same
     encode_ms = sum(o.encode_ms for o in obtained)
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,
-        cached_tokens=sum(span.tokens for span in plan.spans if span.states.key in hits),
+        cached_tokens=max(cached - again, 0),
         computed_tokens=prefilled.computed_tokens + sum(o.computed_tokens for o in obtained),
         parse_ms=(parsed - submitted) * 1e3,
         encode_ms=encode_ms,
@@ -101,18 +106,16 @@ def prefill_cached(
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
-def prefill_full(
-    context: Context, prompt: PromptLayout, submitted: float, progress: EncodeCallback | None = None
-) -> Started:
-    """Compute every token at contiguous positions; nothing is reused or stored."""
+def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Watch | None = None) -> Started:
+    """Compute every token at contiguous positions; nothing is reused or stored. See `prefill`."""
     parsed = time.perf_counter()
+    watch = watch or Watch()
     done = 0
 
     def report(tokens: int) -> None:
         nonlocal done
         done += tokens
-        if progress:
-            progress(EncodeProgress(prompt.schema.name, done, prompt.tokens))
+        watch.report(EncodeProgress(prompt.schema.name, done, prompt.tokens))
 
     prefilled = context.prefill(prompt.full_plan(), report)
     reason = "the cache is not used"
@@ -129,8 +132,8 @@ def prefill_full(
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
-def _refuse_misses(prompt: PromptLayout, encoder: Encoder) -> None:
-    found = [(encoder.label(encoding), encoder.lookup(encoding)) for encoding in prompt.encodings]
+def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
+    found = [(encoding.label, encoder.lookup(encoding)) for encoding in prompt.encodings]
     misses = [f"  {label}: {result.reason}" for label, result in found if isinstance(result, Miss)]
     if misses:
         raise CacheMissError(
@@ -139,7 +142,7 @@ def _refuse_misses(prompt: PromptLayout, encoder: Encoder) -> None:
         )
 
 
-def _module_stats(prompt: PromptLayout, obtained: Sequence[Obtained]) -> tuple[ModuleStats, ...]:
+def _module_stats(prompt: LaidOut, obtained: Sequence[Obtained]) -> tuple[ModuleStats, ...]:
     served = {path: o for e, o in zip(prompt.encodings, obtained, strict=True) for path in e.paths}
     stats = []
     for name, path, tokens in _parts(prompt):
@@ -148,7 +151,7 @@ def _module_stats(prompt: PromptLayout, obtained: Sequence[Obtained]) -> tuple[M
     return tuple(stats)
 
 
-def _parts(prompt: PromptLayout) -> list[tuple[str, str, int]]:
+def _parts(prompt: LaidOut) -> list[tuple[str, str, int]]:
     """(name for people, path, tokens) of each module that has text of its own."""
     tokens = {path: len(prompt.schema.modules[path].token_ids) for path in prompt.modules}
     return [(path if path != ROOT else prompt.schema.name, path, count) for path, count in tokens.items() if count]

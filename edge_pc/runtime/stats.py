@@ -7,7 +7,7 @@ from typing import Literal
 
 from edge_pc.backends.base import Logits
 
-StopReason = Literal["eos", "length", "stop"]
+StopReason = Literal["eos", "length", "stop", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,9 @@ class PrefillStats:
     modules: tuple[ModuleStats, ...]
 
 
+NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, ())
+
+
 @dataclass(frozen=True, slots=True)
 class Stats(PrefillStats):
     """What an answer took.
@@ -75,7 +78,7 @@ class Result:
     Attributes:
         text: without the stop string that ended it.
         token_ids: as sampled, without the end-of-sequence token.
-        stop: why it ended: an `eos` token, its `length`, or a `stop` string.
+        stop: why it ended: an `eos` token, its `length`, a `stop` string, or because it was `cancelled`.
         stats: what it took.
     """
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
+from edge_pc.backends import BACKENDS, DEFAULT_BACKEND, entry
 from edge_pc.errors import OptionError
 from edge_pc.system.machine import Machine, describe_machine
 from edge_pc.system.sizes import format_size
 
-DEFAULT_BACKEND = "onnx"
-_EXTRAS = {"llamacpp": ("llama_cpp", "llama-cpp-python")}
 _LIBRARIES = (
     "numpy",
     "onnxruntime",
@@ -74,8 +73,7 @@ def examine() -> list[Check]:
         _memory(machine),
         _libraries(),
         *_home(),
-        backend_check("onnx"),
-        backend_check("llamacpp"),
+        *map(backend_check, BACKENDS),
     ]
 
 
@@ -120,7 +118,7 @@ def _version(library: str) -> str | None:
 
 def _home() -> list[Check]:
     """The checks of the folder where models and states lie."""
-    from edge_pc.models.registry import home
+    from edge_pc.system.home import home
 
     try:
         folder = home()
@@ -159,10 +157,10 @@ def _holdings(folder: Path) -> str:
 
 def backend_check(name: str) -> Check:
     """Load a backend's library in a child process and compute with it."""
-    title = f"backend {name}"
-    package = _EXTRAS.get(name)
-    if package is not None and importlib.util.find_spec(package[0]) is None:
-        return Check(title, "note", f"not installed ({package[1]})", f'pip install "edge-prompt-cache[{name}]"')
+    title, backend = f"backend {name}", entry(name)
+    if backend.extra is not None and importlib.util.find_spec(backend.import_name) is None:
+        install = f'pip install "edge-prompt-cache[{backend.extra}]"'
+        return Check(title, "note", f"not installed ({backend.package})", install)
     failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
     try:
         child = subprocess.run(

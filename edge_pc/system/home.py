@@ -8,6 +8,7 @@ from pathlib import Path
 from edge_pc.errors import OptionError
 
 HOME_VARIABLE = "EDGE_PC_HOME"
+STATES_VARIABLE = "EDGE_PC_CACHE_DIR"
 
 
 def home() -> Path:
@@ -32,3 +33,9 @@ def make_home() -> Path:
     path = home()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def states_folder(given: Path | str | None = None) -> Path:
+    """The folder of stored states: the one given, `$EDGE_PC_CACHE_DIR`, or `states` below `home()`; `~` is a home."""
+    folder = given or os.environ.get(STATES_VARIABLE)
+    return Path(folder).expanduser() if folder else home() / "states"

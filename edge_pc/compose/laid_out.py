@@ -1,8 +1,8 @@
 """Lays a checked prompt out over its schema: which encodings it reuses, and which tokens must be computed.
 
 Computed are arguments (at their slot's first positions), text with `cache="false"`, the schema's short closing text,
-and the prompt's free text. Free text starts right behind the last present cell, or with `tail="schema"` behind the
-whole schema, as in the paper.
+and the prompt's free text. Free text starts right after the last present cell, or with `tail="schema"` after the whole
+schema, as in the paper.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from edge_pc.backends.base import MIN_COMPUTED_TOKENS, IntArray, KVStates, Plan, Span
-from edge_pc.compose.chat import ChatTemplate
+from edge_pc.backends.base import IntArray, KVStates, Plan, Span
 from edge_pc.compose.encodings import Encoding, SchemaEncodings
 from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot, template_ids
-from edge_pc.errors import ContextLengthError, OptionError, PMLError
+from edge_pc.errors import ContextLengthError, PMLError
+from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import FreeText, Role, Selection
@@ -27,7 +27,7 @@ TAILS: tuple[Tail, ...] = ("imported", "schema")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptLayout:
+class LaidOut:
     """A prompt's tokens and positions.
 
     Attributes:
@@ -68,18 +68,19 @@ class PromptLayout:
     def cached_plan(self, states: Sequence[KVStates], *, exact: bool) -> Plan:
         """The plan that injects `states`, one for each of `encodings`, and computes the rest.
 
-        When less than `MIN_COMPUTED_TOKENS` are to be computed, the last cells are computed again.
+        Where stored states end the prompt, their last cell is computed again, for its logits.
         """
         spans = [Span(s, 0, e.tokens) for s, e in zip(states, self.encodings, strict=True)]
         token_ids, position_ids = self.token_ids, self.position_ids
-        while len(token_ids) < MIN_COMPUTED_TOKENS and any(span.tokens for span in spans):
-            last = max(range(len(spans)), key=lambda index: spans[index].position_ids[-1:].max(initial=-1))
-            span = spans[last]
-            spans[last] = Span(span.states, span.start, span.stop - 1)
-            position_ids = np.append(span.position_ids[-1:], position_ids)
-            token_ids = np.append(span.token_ids[-1:], token_ids)
-        order = np.argsort(position_ids, kind="stable")
-        return Plan(tuple(span for span in spans if span.tokens), token_ids[order], position_ids[order], exact)
+        if spans:
+            ends = [int(span.position_ids[-1]) for span in spans]
+            last = int(np.argmax(ends))
+            if ends[last] > position_ids.max(initial=-1):
+                span = spans[last]
+                spans[last] = Span(span.states, span.start, span.stop - 1)
+                token_ids = np.append(token_ids, span.token_ids[-1:])
+                position_ids = np.append(position_ids, span.position_ids[-1:])
+        return Plan(tuple(span for span in spans if span.tokens), token_ids, position_ids, exact)
 
 
 def lay_out_prompt(
@@ -88,17 +89,14 @@ def lay_out_prompt(
     layout: SchemaLayout,
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    tail: Tail = "imported",
-) -> PromptLayout:
+    tail: Tail,
+) -> LaidOut:
     """Give a checked prompt its tokens and positions.
 
     Raises:
         PMLError: an argument is longer than its parameter; the prompt has no text at all.
-        OptionError: `tail` is not known.
         EdgePCError: the chat template refuses the order of roles.
     """
-    if tail not in TAILS:
-        raise OptionError(f"tail is {tail!r}, expected one of {', '.join(TAILS)}")
     modules = (ROOT, *selection.modules)
     reused = tuple(encodings.of_prompt(selection.modules))
     computed = [*_uncached(layout, modules), *_arguments(layout, selection, tokenizer)]
@@ -114,10 +112,10 @@ def lay_out_prompt(
     end = start + len(computed[-1][1])
     if not end:
         raise fault("the prompt has no text: its schema has none, and it adds none", selection.at, name=layout.name)
-    return PromptLayout(layout, modules, reused, token_ids, position_ids, end)
+    return LaidOut(layout, modules, reused, token_ids, position_ids, end)
 
 
-def check_length(prompt: PromptLayout, max_tokens: int, max_positions: int) -> None:
+def check_length(prompt: LaidOut, max_tokens: int, max_positions: int) -> None:
     """Refuse a prompt whose answer may not fit; exactly the limit is allowed.
 
     Raises:

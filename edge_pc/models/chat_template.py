@@ -8,12 +8,13 @@ in a sandbox.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, NoReturn
 
-from edge_pc.errors import ModelError, OptionError
-from edge_pc.pml.model import Role
+from edge_pc.errors import EdgePCError, ModelError, OptionError
+from edge_pc.pml.model import ROLES, Role
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -35,12 +36,23 @@ class ChatTemplate:
     Args:
         source: Jinja text, or None: the model has none.
         special_tokens: what templates may ask for (`bos_token`, `eos_token`, …).
+
+    Attributes:
+        source: as given.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._affixes = cache(self._cut_affixes)
+
+    def prepare(self) -> None:
+        """Do now, while something else is waited for, what the first prompt would wait for: load Jinja, cut turns."""
+        if self.source is not None:
+            with suppress(EdgePCError):  # told when a prompt needs it
+                for role in ROLES:
+                    self.affixes(role, first=role == "system")
+                self.generation_prompt  # noqa: B018 - for its side effect
 
     def affixes(self, role: Role, first: bool) -> Affixes:
         """Prefix and suffix of a turn.
@@ -118,7 +130,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        if self._source is None:
+        if self.source is None:
             raise ModelError(
                 "the model has no chat template, so the tags <system>, <user> and <assistant> cannot be used",
                 hint="take an instruction-tuned model, or write the text without chat tags",
@@ -130,7 +142,7 @@ class ChatTemplate:
         )
         environment.globals["raise_exception"] = _complain
         try:
-            return environment.from_string(self._source)
+            return environment.from_string(self.source)
         except TemplateError as exc:
             raise ModelError(f"the model's chat template is not valid Jinja: {exc}") from exc
 

@@ -1,0 +1,132 @@
+"""The composer: what a schema and a prompt become for an opened model.
+
+It owns all that composing depends on besides the text itself: tokenizer, chat template, positions, the rule of
+encoding. Schemas are composed once for each content, however often and from wherever they come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_pc.checks import check_choice
+from edge_pc.compose.encodings import (
+    ENCODING_RULES,
+    PLACEHOLDERS,
+    EncodingOptions,
+    EncodingRule,
+    Placeholder,
+    SchemaEncodings,
+)
+from edge_pc.compose.laid_out import TAILS, LaidOut, Tail, lay_out_prompt
+from edge_pc.compose.schema_layout import SchemaLayout, lay_out
+from edge_pc.models.chat_template import ChatTemplate
+from edge_pc.models.spec import ModelSpec
+from edge_pc.models.tokenizer import Tokenizer
+from edge_pc.pml import Schema, Selection
+
+# Schemas kept composed, those used last. `ask` makes one for each set of files.
+_KEPT_SCHEMAS = 32
+
+
+class TextModel(Protocol):
+    """What of a model composing needs: an opened backend has it, and so has a description without weights."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeOptions:
+    """How prompts are composed.
+
+    Attributes:
+        encoding: a module is encoded seeing its `guaranteed` context, or `isolated`: alone, as in the paper.
+        placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
+        tail: free text starts after the last `imported` cell, or after the whole `schema`.
+
+    Raises:
+        OptionError: a value is not known.
+    """
+
+    encoding: EncodingRule = "guaranteed"
+    placeholder: Placeholder = "nothing"
+    tail: Tail = "imported"
+
+    def __post_init__(self) -> None:
+        check_choice("encoding", self.encoding, ENCODING_RULES)
+        check_choice("placeholder", self.placeholder, PLACEHOLDERS)
+        check_choice("tail", self.tail, TAILS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComposedSchema:
+    """A schema's tokens and positions, and what of it is encoded together."""
+
+    layout: SchemaLayout
+    encodings: SchemaEncodings
+
+
+class Composer:
+    """Composes prompts for one model. Safe to use from several threads.
+
+    Args:
+        model: its spec, tokenizer and chat template.
+        layout_name: identifies the backend's KV layout; part of every store key. Empty where nothing is stored.
+        options: how.
+
+    Raises:
+        OptionError: the model has no `<unk>` token, which `options` ask for.
+    """
+
+    def __init__(self, model: TextModel, layout_name: str = "", options: ComposeOptions = ComposeOptions()) -> None:
+        self._model = model
+        self._identity = (model.spec.fingerprint, layout_name)
+        unk = model.spec.special_tokens.get("unk_token")
+        unk_id = model.tokenizer.id_of(unk) if unk else None
+        self._encoding = EncodingOptions(options.encoding, options.placeholder, unk_id)
+        self._tail = options.tail
+        self._lock = threading.Lock()
+        self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()
+
+    def schema(self, schema: Schema) -> ComposedSchema:
+        """Compose a schema; the same content is composed once.
+
+        Raises:
+            ContextLengthError: it is longer than the model's positions.
+            PMLError: a parameter's default text is longer than the parameter.
+            ModelError: it has chat tags, and the model has no chat template.
+        """
+        with self._lock:
+            composed = self._composed.get(schema) or self._compose(schema)
+            self._composed[schema] = composed
+            self._composed.move_to_end(schema)
+            if len(self._composed) > _KEPT_SCHEMAS:
+                self._composed.popitem(last=False)
+        return composed
+
+    def compose(self, schema: Schema, selection: Selection) -> LaidOut:
+        """A checked prompt's tokens and positions, and the encodings that serve it.
+
+        Raises:
+            PMLError: an argument is longer than its parameter; the prompt has no text at all.
+            EdgePCError: the chat template refuses the order of roles; or as `schema`.
+        """
+        composed, model = self.schema(schema), self._model
+        return lay_out_prompt(
+            selection, composed.encodings, composed.layout, model.tokenizer, model.chat_template, self._tail
+        )
+
+    def _compose(self, schema: Schema) -> ComposedSchema:
+        model = self._model
+        layout = lay_out(
+            schema,
+            model.tokenizer,
+            model.chat_template,
+            bos_id=model.spec.bos_id,
+            max_positions=model.spec.max_positions,
+        )
+        return ComposedSchema(layout, SchemaEncodings(layout, self._identity, self._encoding))
