@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import mmap
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_pc.backends.base import KVLayout, KVStates, Span
-from edge_pc.backends.onnx.arena import (
-    MAP_FROM_TOKENS_FRESH,
-    MAP_FROM_TOKENS_WARM,
-    Arena,
-    can_map,
-    in_position_order,
-    tokens_per_page,
-)
-from edge_pc.backends.onnx.backend import CHUNK_TOKENS, ROW_TILE, chunks
+from edge_pc.backends.base import KVStates, Span
+from edge_pc.backends.onnx import arena as arena_module
+from edge_pc.backends.onnx.arena import MAP_FROM_TOKENS_FRESH, MAP_FROM_TOKENS_WARM, Arena, in_position_order
+from edge_pc.backends.onnx.entry import can_map
+from edge_pc.backends.onnx.layout import PagedLayout, tokens_per_page
 from edge_pc.errors import ContextLengthError, StatesError
 from edge_pc.store import StateStore
 
 LAYERS, HEADS, DIM = 2, 2, 64
 PAGE = tokens_per_page(DIM)
-LAYOUT = KVLayout("test", "float32", (LAYERS, 2, HEADS, 1, DIM), 3, PAGE, congruent=True)
+LAYOUT = PagedLayout(LAYERS, HEADS, DIM, "float32", PAGE)
 
 needs_mapping = pytest.mark.skipif(not can_map(), reason="this system cannot map files over memory")
 
@@ -62,13 +61,19 @@ def test_one_prompt_after_another(store: StateStore, assembly: str, exact: bool)
     for spans in (whole, whole, whole[:1], [shorter, *whole[1:]], whole[1:], [whole[2], whole[0]], []):
         arena.place(spans, exact=exact)
         check(arena, *spans)
-        slots = arena.append(np.arange(1000, 1040, dtype=np.int32))
+        slots = take(arena, 40, 1000)
         arena.kv[:, :, :, slots] = 7.0  # what computing does
     assert store.verify() == [], "writing to the arena never reaches a file"
 
 
+def take(arena: Arena, tokens: int, start: int) -> slice:
+    """Slots for cells that are computed, at positions from `start` on."""
+    positions = np.arange(start, start + tokens, dtype=np.int32)
+    return arena.take(positions, positions)
+
+
 def placed(arena: Arena) -> list[tuple[int, bool]]:
-    return [(piece.stop - piece.start, piece.mapped) for each in arena._placed for piece in each.parts]
+    return [(part.tokens, part.mapped) for part in arena.parts]
 
 
 @needs_mapping
@@ -83,7 +88,7 @@ def test_without_gaps_all_is_mapped_in_position_order(store: StateStore, exact: 
 
 
 @needs_mapping
-def test_behind_a_gap_a_few_cells_of_the_end_come_first(store: StateStore) -> None:
+def test_after_a_gap_a_few_cells_of_the_end_come_first(store: StateStore) -> None:
     arena = Arena(LAYOUT, 2048, "map")
     first, second = states(store, 5 * PAGE, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 3, 2)
     spans = [Span(first, 0, 5 * PAGE), Span(second, 0, 3 * PAGE)]
@@ -97,17 +102,14 @@ def test_behind_a_gap_a_few_cells_of_the_end_come_first(store: StateStore) -> No
 
 @needs_mapping
 @pytest.mark.parametrize("tokens", [MAP_FROM_TOKENS_FRESH, MAP_FROM_TOKENS_WARM - 1, MAP_FROM_TOKENS_WARM])
-def test_what_was_placed_stays_however_it_would_be_placed_now(
-    store: StateStore, monkeypatch: pytest.MonkeyPatch, tokens: int
-) -> None:
+def test_what_was_placed_stays_however_it_would_be_placed_now(store: StateStore, tokens: int) -> None:
     """A short module is mapped into a fresh arena, and would be copied into one that has memory."""
     arena = Arena(LAYOUT, 2048)
     spans = [Span(states(store, tokens, 0, 1), 0, tokens)]
     arena.place(spans, exact=False)
     assert placed(arena) == [(tokens, True)]
-    monkeypatch.setattr(arena, "_copy", lambda piece: pytest.fail("placed again"))
-    arena.place(spans, exact=False)
-    arena.place(spans, exact=True)
+    assert arena.place(spans, exact=False) == 0
+    assert arena.place(spans, exact=True) == 0
     check(arena, *spans)
 
 
@@ -115,7 +117,7 @@ def test_what_was_placed_stays_however_it_would_be_placed_now(
 def test_short_modules_are_copied_where_there_is_memory(store: StateStore) -> None:
     arena = Arena(LAYOUT, 2048)
     arena.place([], exact=False)
-    arena.kv[:, :, :, arena.append(np.arange(1000, dtype=np.int32))] = 1.0
+    arena.kv[:, :, :, take(arena, 1000, 0)] = 1.0
     short, long = states(store, MAP_FROM_TOKENS_WARM - 1, 0, 1), states(store, MAP_FROM_TOKENS_WARM, 0, 2)
     arena.place([Span(short, 0, len(short.position_ids))], exact=False)
     assert placed(arena) == [(MAP_FROM_TOKENS_WARM - 1, False)]
@@ -125,57 +127,114 @@ def test_short_modules_are_copied_where_there_is_memory(store: StateStore) -> No
     assert placed(arena) == [(MAP_FROM_TOKENS_WARM - 1, True)], "mapped pages are no memory of the arena's own"
 
 
-def test_what_is_in_place_is_not_placed_again(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_place_is_not_placed_again(store: StateStore) -> None:
     arena = Arena(LAYOUT, 2048)
     a, b = states(store, 400, 0, 1), states(store, 20, 400, 2)
-    arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
-    anew = []
-    for name in ("_map", "_copy"):
-        monkeypatch.setattr(arena, name, lambda piece: anew.append(piece) or True)
-    arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False)
-    assert anew == []
-    arena.place([Span(a, 0, 400), Span(b, 0, 19)], exact=False)
-    assert [piece.stop for piece in anew] == [19]
+    assert arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False) == 420
+    assert arena.place([Span(a, 0, 400), Span(b, 0, 20)], exact=False) == 0
+    assert arena.place([Span(a, 0, 400), Span(b, 0, 19)], exact=False) == 19
 
 
 @needs_mapping
-@pytest.mark.parametrize("step", ["_drop_pages", "_unmap", "_map", "_copy"])
-def test_an_interrupt_leaves_nothing_that_counts_as_placed(
-    store: StateStore, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_an_interrupt_at_any_line_leaves_nothing_that_counts_as_placed(store: StateStore) -> None:
     arena = Arena(LAYOUT, 2048, "map")
     a, b = states(store, 5 * PAGE + 7, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 7, 2)
     spans = [Span(a, 0, 5 * PAGE + 7), Span(b, 0, 3 * PAGE)]
     other = [Span(states(store, 4 * PAGE + 5, 0, 3), 0, 4 * PAGE + 5), Span(states(store, 40, 500, 4), 0, 40)]
-    arena.place(spans, exact=False)
-    work = getattr(arena, step)
+    for line in range(0, 400, 3):
+        arena.place(spans, exact=False)
+        finished = interrupted_at(line, lambda: arena.place(other, exact=False))
+        arena.place(spans, exact=False)
+        check(arena, *spans)
+        if finished:
+            return
+    pytest.fail("the work has more lines than were tried")
 
-    def interrupted(*args: object) -> None:
-        work(*args)
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(arena, step, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            arena.place(other, exact=False)
-    arena.place(spans, exact=False)
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Interrupt `work` at the given line of the arena that it runs; whether it had ended before."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != arena_module.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(None)
+    return True
+
+
+@pytest.mark.parametrize("assembly", ["copy", pytest.param("map", marks=needs_mapping)])
+def test_cells_are_added_after_those_that_are_there(store: StateStore, assembly: str) -> None:
+    arena = Arena(LAYOUT, 2048, assembly)
+    a, b = states(store, 3 * PAGE + 5, 0, 1), states(store, 4 * PAGE, 3 * PAGE + 25, 2)
+    arena.place([Span(a, 0, 3 * PAGE + 5)], exact=True)
+    computed = take(arena, 20, 3 * PAGE + 5)
+    arena.kv[:, :, :, computed] = 7.0
+    assert arena.extend([Span(b, 0, 4 * PAGE)], exact=True) == 4 * PAGE
+    assert arena.position_ids[: arena.cells].tolist() == list(range(7 * PAGE + 25))
+    assert (arena.kv[:, :, :, computed] == 7.0).all()
+    row = LAYOUT.lead(b.position_ids)
+    np.testing.assert_array_equal(
+        arena.kv[:, :, :, computed.stop : arena.cells], b.array[:, :, :, row : row + 4 * PAGE]
+    )
+    arena.place([Span(a, 0, 3 * PAGE + 5), Span(b, 0, 4 * PAGE)], exact=False)
+    check(arena, Span(a, 0, 3 * PAGE + 5), Span(b, 0, 4 * PAGE))
+
+
+@needs_mapping
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    "position", [0, 1, PAGE, 2 * PAGE + 3, 5 * PAGE + 2, 5 * PAGE + 3, 6 * PAGE, 8 * PAGE + 2, 9 * PAGE]
+)
+def test_cells_from_a_position_on_are_dropped(store: StateStore, position: int, exact: bool) -> None:
+    """Also where the end of a piece was put before its start, and what is placed or computed next is as if they had
+    never been there."""
+    arena = Arena(LAYOUT, 2048, "map")
+    a, b = states(store, 5 * PAGE, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 3, 2)
+    spans = [Span(a, 0, 5 * PAGE), Span(b, 0, 3 * PAGE)]
+    arena.place(spans, exact=exact)
+    arena.truncate(position)
+    left = [Span(s.states, 0, int((s.position_ids < position).sum())) for s in spans]
+    check(arena, *left)
+    arena.kv[:, :, :, take(arena, 50, 1000)] = 7.0
+    arena.truncate(1000)
+    check(arena, *left)
+    arena.place(spans, exact=exact)
     check(arena, *spans)
+    assert store.verify() == []
 
 
 def test_spans_that_lie_between_one_another_are_cut(store: StateStore) -> None:
     outer = states(store, 6, 0, 1)
     outer = KVStates(outer.key, outer.array, outer.token_ids, np.array([0, 1, 2, 10, 11, 12], dtype=np.int32))
     inner = states(store, 4, 4, 2)
-    pieces = in_position_order([Span(outer, 0, 6), Span(inner, 0, 4)])
+    pieces = in_position_order([Span(outer, 0, 6), Span(inner, 0, 4)], first_slot=5)
     assert [(p.states is outer, p.start, p.stop, p.slot) for p in pieces] == [
-        (True, 0, 3, 0),
-        (False, 0, 4, 3),
-        (True, 3, 6, 7),
+        (True, 0, 3, 5),
+        (False, 0, 4, 8),
+        (True, 3, 6, 12),
     ]
 
 
+def test_states_are_not_placed_elsewhere_than_where_they_were_encoded(store: StateStore) -> None:
+    with pytest.raises(StatesError, match="other positions"):
+        Arena(LAYOUT, 2048).place([Span(states(store, 5, 0, 1), 0, 5, shift=3)], exact=False)
+
+
 @needs_mapping
-def test_a_file_cut_short_is_refused_and_not_died_of(store: StateStore) -> None:
+def test_a_file_cut_short_is_refused(store: StateStore) -> None:
     arena = Arena(LAYOUT, 2048, "map")
     a = states(store, 400, 0, 1)
     assert a.path is not None
@@ -201,11 +260,11 @@ def test_mapped_modules_add_little_private_memory(store: StateStore) -> None:
     assert _private_bytes() - before < 0.1 * module.array.nbytes
 
 
-def test_memory_behind_the_placed_cells_goes_back(store: StateStore) -> None:
+def test_memory_after_the_placed_cells_goes_back(store: StateStore) -> None:
     arena = Arena(LAYOUT, 8192)
     a = states(store, 50, 0, 1)
     arena.place([Span(a, 0, 50)], exact=False)
-    arena.kv[:, :, :, arena.append(np.arange(100, 8000, dtype=np.int32))] = 1.0
+    arena.kv[:, :, :, take(arena, 7900, 100)] = 1.0
     arena.trim(100)
     arena.place([Span(a, 0, 50)], exact=False)
     check(arena, Span(a, 0, 50))
@@ -219,25 +278,18 @@ def test_memory_of_an_earlier_longer_prompt_goes_back_too() -> None:
     arena = Arena(LAYOUT, 2048)
     for tokens in (1000, 4):
         arena.place([], exact=False)
-        arena.kv[:, :, :, arena.append(np.arange(tokens, dtype=np.int32))] = 1.0
+        arena.kv[:, :, :, take(arena, tokens, 0)] = 1.0
     arena.trim(PAGE)
     assert arena.kv[:, :, :, :PAGE].all(), "what the next prompt's own text will want stays"
     assert not arena.kv[:, :, :, PAGE:].any()
 
 
-def test_there_is_no_room_beyond_the_capacity() -> None:
+def test_there_is_no_room_beyond_the_capacity(store: StateStore) -> None:
     arena = Arena(LAYOUT, PAGE)
     with pytest.raises(ContextLengthError, match=str(PAGE)):
-        arena.append(np.arange(PAGE + 1, dtype=np.int32))
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, *range(120, 136), *range(250, 264), *range(505, 520), 641, 1025, 2049])
-def test_no_chunk_leaves_a_row_alone_in_a_tile(tokens: int) -> None:
-    parts = list(chunks(tokens))
-    sizes = [part.stop - part.start for part in parts]
-    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(tokens))
-    assert max(sizes) <= CHUNK_TOKENS
-    assert tokens == 1 or all(size % ROW_TILE != 1 for size in sizes)
+        take(arena, PAGE + 1, 0)
+    with pytest.raises(ContextLengthError, match=str(PAGE)):
+        arena.place([Span(states(store, PAGE + 1, 0, 1), 0, PAGE + 1)], exact=False)
 
 
 def _private_bytes() -> int:

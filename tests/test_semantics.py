@@ -18,7 +18,6 @@ from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jo
 
 from edge_pc import Engine, Sampling, Serving
 from edge_pc.compose.laid_out import LaidOut
-from edge_pc.runtime.prefill import Serving
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 BACKENDS = ["onnx", pytest.param("llamacpp", marks=needs_llamacpp)]

@@ -9,7 +9,6 @@ import pytest
 
 from edge_pc import Engine, Sampling, Serving, schemas
 from edge_pc.export import export
-from edge_pc.runtime.prefill import Serving
 
 pytestmark = pytest.mark.real_model
 
