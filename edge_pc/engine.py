@@ -102,9 +102,15 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End all work, free the model and close the store; a second time nothing happens."""
+        """End all work, free the model and close the store; a second time nothing happens.
+
+        Raises:
+            EngineError: it is called by the work itself, in a progress callback.
+        """
         if not self._open or self._process != os.getpid():
             return
+        if any(stream.is_worked_on_here for stream in self._streams):
+            raise EngineError("an engine cannot be closed from a progress callback", hint="cancel the stream instead")
         self._open = False
         for stream in list(self._streams):
             stream.close_and_wait()

@@ -111,6 +111,11 @@ class TestClosing:
         assert list(stream) == []
         assert stream.result.stop == "cancelled"
 
+    def test_not_from_within_its_own_work(self, engine: Engine) -> None:
+        with pytest.raises(EngineError, match="progress callback"):
+            engine.generate(BOTH, progress=lambda _: engine.close())
+        assert engine.generate(BOTH, Sampling(max_tokens=2)).stats.new_tokens == 2
+
     def test_work_in_another_thread_is_ended_and_waited_for(self, engine: Engine) -> None:
         stream = engine.stream(BOTH, LONG)
         next(stream)

@@ -23,13 +23,23 @@ class Stream:
         self._answer = answer
         self._watch = watch
         self._working = threading.Lock()
+        self._worker = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         with self._working:
-            return next(self._pieces)
+            self._worker = threading.get_ident()
+            try:
+                return next(self._pieces)
+            finally:
+                self._worker = 0
+
+    @property
+    def is_worked_on_here(self) -> bool:
+        """Whether this very thread is computing the next piece, as in a progress callback."""
+        return self._worker == threading.get_ident()
 
     @property
     def result(self) -> Result:
