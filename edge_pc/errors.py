@@ -33,7 +33,7 @@ class PMLError(EdgePCError):
 
     Args:
         message: what was wrong.
-        source: the file, or None for text given directly.
+        source: the file, or None for text given directly and for what was not read from a text.
         line: 1-based line, or None where no single place is at fault.
         column: 1-based column.
         name: the module, parameter or schema at fault.
@@ -52,11 +52,11 @@ class PMLError(EdgePCError):
         nearest: str | None = None,
         hint: str | None = None,
     ) -> None:
-        place = f"{source or '<text>'}"
+        place = "" if source is None else f"{source}: "
         if line is not None:
-            place += f":{line}:{column or 1}"
+            place = f"{source or '<text>'}:{line}:{column or 1}: "
         suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
-        super().__init__(f"{place}: {message}{suggestion}", hint=hint)
+        super().__init__(f"{place}{message}{suggestion}", hint=hint)
         self.source = source
         self.line = line
         self.column = column

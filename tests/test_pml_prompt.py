@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 from edge_pc.errors import PMLError
-from edge_pc.pml import Import, Location, Role, Selection, build_prompt, load_prompt, parse_prompt, parse_schema, select
+from edge_pc.pml import (
+    Import,
+    Location,
+    Prompt,
+    Role,
+    Schema,
+    Selection,
+    build_prompt,
+    load_prompt,
+    parse_prompt,
+    parse_schema,
+    select,
+)
+from edge_pc.pml.model import NOWHERE
 
 SCHEMA = parse_schema("""
 <schema name="trip">
@@ -170,8 +183,42 @@ def test_load_prompt(tmp_path: Path) -> None:
     (tmp_path / "p.xml").write_text('\n<prompt schema="trip"><two/>é</prompt>', encoding="utf-8")
     prompt = load_prompt(tmp_path / "p.xml")
     assert prompt.imports == (Import("two", {}, (), Location(tmp_path / "p.xml", 2, 23)),)
-    with pytest.raises(PMLError, match="cannot be read"):
+    with pytest.raises(PMLError, match="this is a folder, not a text file") as caught:
         load_prompt(tmp_path)
+    assert caught.value.source == tmp_path
+
+
+class TestNamesInTwoUnicodeForms:
+    """`é` is one character (NFC) or two (NFD); editors and file systems write either."""
+
+    NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+    def schema(self, name: str) -> Schema:
+        return parse_schema(
+            f'<schema name="{name}"><module name="{name}"><param name="{name}" length="2"/></module>'
+            f'<scaffold name="{name}"><module name="x"/></scaffold></schema>'
+        )
+
+    @pytest.mark.parametrize(("read", "asked"), [(NFC, NFD), (NFD, NFC), (NFD, NFD)])
+    def test_they_are_one_name(self, read: str, asked: str) -> None:
+        body = f'<{asked} {asked}="1"/><scaffold name="{asked}"/>'
+        written = parse_prompt(f'<prompt schema="{asked}">{body}</prompt>')
+        built = build_prompt(self.schema(read), [asked, "x"], {f"{asked}.{asked}": "1"}, "")
+        for prompt in (written, built):
+            selection = select(prompt, self.schema(read))
+            assert selection.modules == (self.NFC, "x")
+            assert selection.arguments == {(self.NFC, self.NFC): "1"}
+
+    def test_they_cannot_name_two_modules_or_two_arguments(self) -> None:
+        with pytest.raises(PMLError, match="defined twice"):
+            parse_schema(f'<schema name="s"><module name="{self.NFC}"/><module name="{self.NFD}"/></schema>')
+        with pytest.raises(PMLError, match="twice, in two Unicode forms"):
+            parse_prompt(f'<prompt schema="s"><m {self.NFC}="1" {self.NFD}="2"/></prompt>')
+
+    def test_a_prompt_made_in_python_is_told_how_they_differ(self) -> None:
+        prompt = Prompt(self.NFC, (Import(self.NFD, {}, (), NOWHERE),), (), NOWHERE)
+        with pytest.raises(PMLError, match="differ in their Unicode form"):
+            select(prompt, self.schema(self.NFC))
 
 
 class TestBuildPrompt:
@@ -196,14 +243,20 @@ class TestBuildPrompt:
         ("imports", "arguments", "name", "nearest", "words"),
         [
             (["plam"], {}, "plam", "plan", "unknown module"),
-            (["night.train"], {}, "night.train", None, "import its parent first"),
+            (["night.train"], {}, "night.train", None, "import plan/rail/night.train"),
+            (["plan/one"], {"plan.days": "1"}, "one", None, "import one"),
+            (["pair"], {}, "pair", None, "import one, two"),
             (["plan/sea", "plan/rail"], {"plan.days": "1"}, "rail", None, "one union"),
-            (["plan"], {}, "days", None, "needs an argument"),
+            (["plan"], {}, "days", None, "give it as plan.days"),
+            (["plan"], {"plan.days": "1", "plan:days": "2"}, "days", None, "given twice"),
+            (["plan", "/".join("x" * 70)], {}, "/".join("x" * 70), None, "64 levels"),
             (["plan"], {"plan.dayz": "1"}, "dayz", "days", "no parameter 'dayz'"),
             (["two"], {"days": "1"}, "days", None, "which module"),
             (["two"], {"plan.days": "1"}, "plan", None, "'plan' is not imported"),
             (["plan"], {"plam.days": "1"}, "plam", "plan", "'plam' is not imported"),
             (["unit.py"], {"unit.py.c": "1"}, "c", None, "module 'unit.py' has no parameter 'c'"),
+            (["unit.py"], {"unit.py:c": "1"}, "c", None, "module 'unit.py' has no parameter 'c'"),
+            (["unit.py"], {"unit:py.a.b": "1"}, "unit", "unit.py", "'unit' is not imported"),
             ([""], {}, "", None, "unknown module ''"),
         ],
     )
@@ -215,3 +268,26 @@ class TestBuildPrompt:
         error = caught.value
         assert (error.name, error.nearest, error.line) == (name, nearest, None)
         assert words in str(error)
+        # Whoever gave options or called a function has written no tags, and no text that could have a place.
+        assert "<" not in str(error)
+
+    def test_an_argument_that_may_be_for_two_modules(self) -> None:
+        schema = parse_schema(
+            '<schema name="s"><module name="a"><param name="b.c" length="4">x</param></module>'
+            '<module name="a.b"><param name="c" length="4">y</param></module></schema>'
+        )
+
+        def arguments(imports: list[str], target: str) -> dict[tuple[str, str], str]:
+            return select(build_prompt(schema, imports, {target: "z"}, ""), schema).arguments
+
+        with pytest.raises(PMLError) as caught:
+            arguments(["a", "a.b"], "a.b.c")
+        assert str(caught.value) == (
+            "argument 'a.b.c' may mean parameter 'b.c' of module 'a' or parameter 'c' of module 'a.b'\n"
+            "  hint: write a:b.c or a.b:c"
+        )
+        assert arguments(["a", "a.b"], "a:b.c") == {("a", "b.c"): "z", ("a.b", "c"): "y"}
+        assert arguments(["a", "a.b"], "a.b:c") == {("a", "b.c"): "x", ("a.b", "c"): "z"}
+        # Only one of the two is there to take it.
+        assert arguments(["a"], "a.b.c") == {("a", "b.c"): "z"}
+        assert arguments(["a.b"], "a.b.c") == {("a.b", "c"): "z"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,22 @@ from pathlib import Path
 import pytest
 
 from edge_pc.errors import PMLError
-from edge_pc.pml import Location, Module, Parameter, Scaffold, Schema, Text, Turn, Union, load_schema, parse_schema
+from edge_pc.pml import (
+    Location,
+    Module,
+    Node,
+    Parameter,
+    Prompt,
+    Scaffold,
+    Schema,
+    Text,
+    Turn,
+    Union,
+    load_schema,
+    parse_schema,
+    select,
+)
+from edge_pc.pml.model import NOWHERE
 
 
 def module(body: str) -> str:
@@ -201,6 +217,22 @@ def test_dtds_and_with_them_entities_are_refused(doctype: str) -> None:
     assert caught.value.line == 2
 
 
+def test_a_schema_made_in_python_is_not_nested_deeper_than_one_that_is_read() -> None:
+    def nested(depth: int) -> Schema:
+        nodes: tuple[Node, ...] = ()
+        for level in range(depth, 0, -1):
+            path = "/".join("m" * level)
+            nodes = (Module("m", path, nodes, True, NOWHERE),)
+        return Schema("s", nodes, NOWHERE)
+
+    assert len(nested(64).modules()) == 64
+    for depth in (65, 5000):
+        with pytest.raises(PMLError, match="a module is nested more than 64 levels deep"):
+            nested(depth).modules()
+        with pytest.raises(PMLError, match="64 levels deep"):
+            select(Prompt("s", (), (), NOWHERE), nested(depth))
+
+
 def test_reading_pml_needs_nothing_slow() -> None:
     code = "import sys, edge_pc.pml; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -244,9 +276,9 @@ class TestFiles:
         self.refused(folder, "../out.txt", "outside the schema's folder")
         self.refused(folder, "sub/../../out.txt", "outside the schema's folder")
         self.refused(folder, str(tmp_path / "out.txt"), "outside the schema's folder")
-        self.refused(folder, "gone.txt", "no such file")
-        self.refused(folder, "sub", "no such file")
-        self.refused(folder, "", "no such file")
+        self.refused(folder, "gone.txt", f"No such file or directory\n  hint: looked for {folder / 'gone.txt'}")
+        self.refused(folder, "sub", "this is a folder")
+        self.refused(folder, "", "this is a folder")
         self.refused(folder, "s.xml", "the schema itself")
         self.refused(folder, "x" * 5000, "cannot be read|no such file")
 
@@ -274,6 +306,35 @@ class TestFiles:
     def test_a_file_that_is_not_utf8(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"ab\xff")
         self.refused(tmp_path, "f", "byte 2 is 0xff")
+
+    def test_what_is_no_plain_file_is_not_opened(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")  # reading it would wait for a writer
+        self.refused(tmp_path, "fifo", "this is a FIFO, not a text file")
+        with pytest.raises(PMLError, match="this is a FIFO, not a text file"):
+            load_schema(tmp_path / "fifo")
+        with pytest.raises(PMLError, match="this is a device, not a text file"):
+            load_schema(Path("/dev/zero"))
+        with pytest.raises(PMLError, match="cannot be the name of a file"):
+            load_schema(Path("a\0b"))
+
+    def test_files_with_more_text_than_any_model_takes(self, tmp_path: Path) -> None:
+        with (tmp_path / "sparse").open("wb") as file:
+            file.truncate(3 * 2**30)
+        self.refused(tmp_path, "sparse", r"the file has 3\.0 GiB, and there is room for 16\.0 MiB")
+        with pytest.raises(PMLError, match=r"has 3\.0 GiB"):
+            load_schema(tmp_path / "sparse")
+        # Each fits, but not all of them.
+        (tmp_path / "ten.txt").write_bytes(b"x" * (10 * 2**20))
+        (tmp_path / "s.xml").write_text(
+            '<schema name="s"><module name="a" src="ten.txt"/>\n<module name="m" src="ten.txt"/></schema>'
+        )
+        with pytest.raises(PMLError, match=r"the file has 10\.0 MiB, and there is room for 6\.0 MiB") as caught:
+            load_schema(tmp_path / "s.xml")
+        assert (caught.value.line, caught.value.name) == (2, "m")
+
+    def test_a_file_that_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes("ab".encode("utf-16-le"))
+        self.refused(tmp_path, "f", r"the file is not text: character 2 is NUL \(U\+0000\)")
 
     def test_a_schema_that_cannot_be_read(self, tmp_path: Path) -> None:
         with pytest.raises(PMLError, match="cannot be read: No such file") as caught:

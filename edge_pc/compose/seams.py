@@ -6,11 +6,10 @@ line breaks goes across a seam, a model then reads other tokens than it would in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_pc.models.tokenizer import Tokenizer
-from edge_pc.pml.model import Module, Node, Parameter, Scaffold, Schema, Text, Turn, Union
+from edge_pc.pml.model import Module, Parameter, Schema, Text, Turn, Union, Walk
 
 # Characters looked at on either side: more than any token of a usual vocabulary is long.
 _WINDOW = 200
@@ -26,41 +25,35 @@ class Seam:
 
 def find_seams(schema: Schema, tokenizer: Tokenizer) -> list[Seam]:
     """The seams of a schema, at most one for each text: with the nearest text that may stand before it."""
-    walk = _Walk(tokenizer)
-    walk.nodes(schema.children, [])
+    walk = _SeamWalk(tokenizer)
+    walk.nodes(schema.children, "", [])
     return walk.seams
 
 
-class _Walk:
-    """Walks a schema in document order, with the texts that may come right before (nearest first): a module may be
-    absent, and then its predecessor's text meets its successor's."""
+class _SeamWalk(Walk[list[Text]]):
+    """Carries the texts that may come right before (nearest first): a module may be absent, and then its predecessor's
+    text meets its successor's."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.seams: list[Seam] = []
 
-    def nodes(self, nodes: Sequence[Node], before: list[Text]) -> list[Text]:
-        for node in nodes:
-            before = self._node(node, before)
-        return before
+    def text(self, node: Text, path: str, place: list[Text]) -> list[Text]:
+        self._check(place, node)
+        return [node]
 
-    def _node(self, node: Node, before: list[Text]) -> list[Text]:
-        if isinstance(node, Text):
-            self._check(before, node)
-            return [node]
-        if isinstance(node, Parameter):
-            return []  # what an argument ends with is not known
-        if isinstance(node, Module):
-            return _merged(self.nodes(node.children, before), before)
-        if isinstance(node, Union):
-            return _merged(*[self.nodes(member.children, before) for member in node.members], before)
-        if isinstance(node, Scaffold):
-            return self.nodes(node.children, before)
-        return self._turn(node)
+    def parameter(self, node: Parameter, path: str, place: list[Text]) -> list[Text]:
+        return []  # what an argument ends with is not known
 
-    def _turn(self, node: Turn) -> list[Text]:
+    def module(self, node: Module, path: str, place: list[Text]) -> list[Text]:
+        return _merged(super().module(node, path, place), place)
+
+    def union(self, node: Union, path: str, place: list[Text]) -> list[Text]:
+        return _merged(*[self.nodes(member.children, member.path, place) for member in node.members], place)
+
+    def turn(self, node: Turn, path: str, place: list[Text]) -> list[Text]:
         # A template's marks stand on both sides of a turn, and no token goes across them.
-        self.nodes(node.children, [])
+        super().turn(node, path, [])
         return []
 
     def _check(self, before: list[Text], after: Text) -> None:

@@ -43,7 +43,7 @@ from edge_pc.pml.model import (
     Text,
     Turn,
     Union,
-    walk_modules,
+    Walk,
 )
 from edge_pc.pml.prompt import load_prompt, parse_prompt
 from edge_pc.pml.schema import load_schema, parse_schema
@@ -66,11 +66,11 @@ __all__ = [
     "Text",
     "Turn",
     "Union",
+    "Walk",
     "build_prompt",
     "load_prompt",
     "load_schema",
     "parse_prompt",
     "parse_schema",
     "select",
-    "walk_modules",
 ]

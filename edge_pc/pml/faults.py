@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from edge_pc.errors import PMLError
-from edge_pc.pml.model import Location
+
+if TYPE_CHECKING:
+    from edge_pc.pml.model import Location
+
+# Levels of elements in one another: more than any sensible schema has, and few enough for Python's stack.
+MAX_DEPTH = 64
 
 # XML 1.0 (fifth edition), production 5, without the colon: what can stand as a tag or an attribute.
 _START = (
@@ -21,15 +28,24 @@ def fault(
     message: str, at: Location, *, name: str | None = None, among: Iterable[str] = (), hint: str | None = None
 ) -> PMLError:
     """The error for a fault at `at`; the nearest of the names `among` to `name` becomes its suggestion."""
+    meant = None if name is None else nearest(name, (candidate for candidate in among if candidate != name))
+    if name is not None and meant is not None and normal(meant) == normal(name):
+        hint = "the two look alike but differ in their Unicode form (NFC and NFD)"
     return PMLError(
         message,
         source=at.source,
         line=at.line or None,
         column=at.column or None,
         name=name,
-        nearest=nearest(name, among) if name is not None else None,
+        nearest=meant,
         hint=hint,
     )
+
+
+def too_deep(what: str, at: Location, *, name: str | None = None) -> PMLError:
+    """The error for an element or a node that is nested more than `MAX_DEPTH` levels deep."""
+    hint = "put some of the inner modules beside the outer ones"
+    return fault(f"{what} is nested more than {MAX_DEPTH} levels deep", at, name=name, hint=hint)
 
 
 def nearest(name: str, among: Iterable[str]) -> str | None:
@@ -37,6 +53,11 @@ def nearest(name: str, among: Iterable[str]) -> str | None:
     by_folded = {candidate.casefold(): candidate for candidate in among}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
     return by_folded[close[0]] if close else None
+
+
+def normal(name: str) -> str:
+    """`name` in the Unicode form that names are compared in: `é` can be written as one character or as two."""
+    return unicodedata.normalize("NFC", name)
 
 
 def is_name(text: str) -> bool:

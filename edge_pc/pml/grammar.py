@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_pc.pml.faults import fault
+from edge_pc.pml.faults import fault, normal
 from edge_pc.pml.model import ROLES
 from edge_pc.pml.xml import MARKUP_HINT, Element
 
@@ -55,6 +55,9 @@ IMPORT = ElementRule(children=("scaffold",), imports=True, text=False)
 # The other dialect: spelling → the name used here.
 TAG_ALIASES = {"parameter": "param"}
 ATTRIBUTE_ALIASES = {"param": {"len": "length", "scaffold": "default"}}
+
+# Attributes whose value is a name.
+_NAMING = frozenset({"name", "schema", "scaffold"})
 
 RESERVED = frozenset({*SCHEMA_ELEMENTS, *PROMPT_ELEMENTS, *TAG_ALIASES})
 
@@ -116,7 +119,7 @@ def read_attributes(element: Element, rule: ElementRule) -> dict[str, str]:
             )
         if name in known:
             raise fault(f"<{element.tag}> has {name!r} twice, in two spellings", element.at, name=spelling)
-        known[name] = value
+        known[name] = normal(value) if name in _NAMING else value
     for name in rule.required:
         if name not in known:
             raise fault(f"<{element.tag}> lacks its attribute {name!r}", element.at, name=name)

@@ -7,13 +7,17 @@ scaffolds have no part in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from edge_pc.pml.faults import MAX_DEPTH, too_deep
 
 Role = Literal["system", "user", "assistant"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,9 @@ class Location:
     source: Path | None
     line: int
     column: int
+
+
+NOWHERE = Location(None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,9 @@ class Schema:
 
     def modules(self) -> dict[str, Module]:
         """Every module by its path, in document order."""
-        return {module.path: module for module in walk_modules(self.children)}
+        found = _Modules()
+        found.nodes(self.children, "", None)
+        return found.by_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +173,73 @@ class Selection:
     locations: dict[str, Location] = field(default_factory=dict)
 
 
-def walk_modules(nodes: tuple[Node, ...]) -> Iterator[Module]:
-    """Every module below `nodes`, in document order, parents first."""
-    for node in nodes:
+class Walk(Generic[Place]):
+    """A walk through the nodes of a schema in document order, which carries a place along from each to the next.
+
+    A subclass says what a node does to the place: `text`, `parameter`, `module`, … get the node, the path of the module
+    around it (empty outside of modules) and the place where it begins, and return the place where it ends. What a
+    subclass leaves out keeps the place, and goes through the nodes inside.
+    """
+
+    _depth = 0
+
+    def nodes(self, nodes: Sequence[Node], path: str, place: Place) -> Place:
+        """Go through `nodes`, which stand in the module `path`.
+
+        Raises:
+            PMLError: nodes are nested more than `MAX_DEPTH` levels deep.
+        """
+        self._depth += 1
+        for node in nodes:
+            if self._depth > MAX_DEPTH:
+                raise too_deep(f"a {type(node).__name__.lower()}", node.at)
+            place = self._node(node, path, place)
+        self._depth -= 1
+        return place
+
+    def _node(self, node: Node, path: str, place: Place) -> Place:
+        if isinstance(node, Text):
+            return self.text(node, path, place)
+        if isinstance(node, Parameter):
+            return self.parameter(node, path, place)
         if isinstance(node, Module):
-            yield node
-            yield from walk_modules(node.children)
-        elif isinstance(node, Union):
-            yield from walk_modules(node.members)
-        elif isinstance(node, Scaffold | Turn):
-            yield from walk_modules(node.children)
+            return self.module(node, path, place)
+        if isinstance(node, Union):
+            return self.union(node, path, place)
+        if isinstance(node, Scaffold):
+            return self.scaffold(node, path, place)
+        return self.turn(node, path, place)
+
+    def text(self, node: Text, path: str, place: Place) -> Place:
+        return place
+
+    def parameter(self, node: Parameter, path: str, place: Place) -> Place:
+        return place
+
+    def module(self, node: Module, path: str, place: Place) -> Place:
+        return self.nodes(node.children, node.path, place)
+
+    def union(self, node: Union, path: str, place: Place) -> Place:
+        self.branches(node, path, place)
+        return place
+
+    def scaffold(self, node: Scaffold, path: str, place: Place) -> Place:
+        return self.nodes(node.children, path, place)
+
+    def turn(self, node: Turn, path: str, place: Place) -> Place:
+        return self.nodes(node.children, path, place)
+
+    def branches(self, node: Union, path: str, place: Place) -> list[Place]:
+        """The place where each member ends, when all of them begin at `place`."""
+        return [self.nodes((member,), path, place) for member in node.members]
+
+
+class _Modules(Walk[None]):
+    """Every module by its path, in document order."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, Module] = {}
+
+    def module(self, node: Module, path: str, place: None) -> None:
+        self.by_path[node.path] = node
+        super().module(node, path, place)

@@ -8,7 +8,7 @@ from edge_pc.pml.faults import fault
 from edge_pc.pml.grammar import IMPORT, PROMPT_ELEMENTS, check_place, read_attributes
 from edge_pc.pml.model import ROLES, FreeText, Import, Location, Prompt, Role
 from edge_pc.pml.text import Flow, content
-from edge_pc.pml.xml import SPACE, Element, read_text, read_xml
+from edge_pc.pml.xml import SPACE, Element, read_pml, read_xml
 
 
 def load_prompt(path: Path) -> Prompt:
@@ -17,7 +17,7 @@ def load_prompt(path: Path) -> Prompt:
     Raises:
         PMLError: the file cannot be read or is not a prompt.
     """
-    return parse_prompt(read_text(path), path)
+    return parse_prompt(read_pml(path), path)
 
 
 def parse_prompt(text: str, source: Path | None = None) -> Prompt:

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_pc.errors import PMLError
 from edge_pc.pml.faults import fault, is_name
 from edge_pc.pml.grammar import RESERVED, SCHEMA_ELEMENTS, canonical, check_place, read_attributes
 from edge_pc.pml.model import (
@@ -22,7 +21,8 @@ from edge_pc.pml.model import (
     Union,
 )
 from edge_pc.pml.text import Flow, content, join
-from edge_pc.pml.xml import SPACE, Chars, Element, read_text, read_xml
+from edge_pc.pml.xml import MAX_BYTES, SPACE, Chars, Element, read_pml, read_xml
+from edge_pc.system.text import TextFileError, read_text
 
 _LENGTH = re.compile(r"0*[1-9][0-9]{0,8}")
 
@@ -33,7 +33,7 @@ def load_schema(path: Path) -> Schema:
     Raises:
         PMLError: the file cannot be read or is not a schema.
     """
-    return parse_schema(read_text(path), path)
+    return parse_schema(read_pml(path), path)
 
 
 def parse_schema(text: str, source: Path | None = None) -> Schema:
@@ -72,6 +72,7 @@ class _SchemaReader:
 
     def __init__(self, source: Path | None) -> None:
         self._source = source
+        self._room = MAX_BYTES  # for what `src=` names, all files together
         self._flow = Flow()
 
     def children(self, element: Element, scope: _Scope) -> tuple[Node, ...]:
@@ -120,10 +121,20 @@ class _SchemaReader:
                 name=name,
                 hint="remove one of them; text around a file belongs in a module around this one",
             )
-        text = _source_text(src, self._source, element.at, name)
+        text = self._source_text(src, element.at, name)
         # A file starts on a line of its own: one space would shift its first line.
         shown = self._flow.verbatim(text, separator="\n")
         return (Text(shown, element.at),) if shown else ()
+
+    def _source_text(self, src: str, at: Location, name: str) -> str:
+        path = _source_path(src, self._source, at, name)
+        try:
+            text = read_text(path, self._room)
+        except TextFileError as exc:
+            hint = exc.hint or f"looked for {path}"
+            raise fault(f"module {name!r}, src={src!r}: {exc.problem}", at, name=name, hint=hint) from exc
+        self._room -= len(text.encode())
+        return text.replace("\r\n", "\n")
 
     def _union(self, element: Element, scope: _Scope) -> Union:
         rule = SCHEMA_ELEMENTS["union"]
@@ -217,23 +228,14 @@ def _refuse_text(child: Chars, element: Element) -> None:
         raise fault(f"text cannot stand directly in <{element.tag}>", child.at, hint="put it into a module")
 
 
-def _source_text(src: str, source: Path | None, at: Location, name: str) -> str:
-    """The text of the file `src`, which must lie below the folder of the schema file `source`."""
-    path = _source_path(src, source, at, name)
-    try:
-        return read_text(path).replace("\r\n", "\n")
-    except PMLError as exc:
-        raise fault(f"module {name!r}, src={src!r}: {exc.message}", at, name=name, hint=exc.hint) from exc
-
-
 def _source_path(src: str, source: Path | None, at: Location, name: str) -> Path:
+    """The file `src`, which must lie below the folder of the schema file `source`."""
     what = f"module {name!r}, src={src!r}"
     if source is None:
         raise fault(f"{what}: this schema was not read from a file", at, name=name, hint="load the schema from a file")
     try:
         schema_file = source.resolve()
         path = (schema_file.parent / src).resolve()
-        is_file = path.is_file()
     except (OSError, RuntimeError) as exc:  # RuntimeError: a loop of symbolic links, before Python 3.13
         raise fault(f"{what}: the file cannot be read: {exc}", at, name=name) from exc
     if not path.is_relative_to(schema_file.parent):
@@ -241,6 +243,4 @@ def _source_path(src: str, source: Path | None, at: Location, name: str) -> Path
         raise fault(f"{what}: the file lies outside the schema's folder", at, name=name, hint=hint)
     if path == schema_file:
         raise fault(f"{what}: this is the schema itself", at, name=name, hint="name a file with the module's text")
-    if not is_file:
-        raise fault(f"{what}: there is no such file", at, name=name, hint=f"looked for {path}")
     return path

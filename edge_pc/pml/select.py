@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from edge_pc.errors import PMLError
-from edge_pc.pml.faults import fault, nearest
+from edge_pc.pml.faults import MAX_DEPTH, fault, nearest, normal, too_deep
 from edge_pc.pml.model import (
+    NOWHERE,
     FreeText,
     Import,
     Location,
@@ -21,11 +21,9 @@ from edge_pc.pml.model import (
     Selection,
     Turn,
     Union,
+    Walk,
 )
 from edge_pc.pml.xml import SPACE
-
-# Where a prompt that was built, not read, has its parts.
-_NOWHERE = Location(None, 0, 0)
 
 
 def select(prompt: Prompt, schema: Schema) -> Selection:
@@ -52,27 +50,31 @@ def build_prompt(schema: Schema, imports: Sequence[str], arguments: Mapping[str,
     Args:
         schema: what the prompt is for.
         imports: module paths (`travel-plan/domestic`); a path imports its parents too.
-        arguments: `path.parameter` → text.
+        arguments: `path.parameter` → text. Names may hold points too: `path:parameter` can only be read in one way.
         text: free text, kept as it is; the user's turn where the schema uses chat tags, else plain.
 
     Raises:
-        PMLError: an argument's module is not imported. All else is checked by `select`.
+        PMLError: an argument may be for two modules, is given twice, or is for a module that is not imported. All else
+            is checked by `select`.
     """
     tree: dict[str, Import] = {}
-    for path in imports:
+    for path in map(normal, imports):
         names = path.split("/")
+        if len(names) > MAX_DEPTH:
+            raise too_deep(f"the module '{names[0]}/…/{names[-1]}'", NOWHERE, name=path)
         for depth in range(1, len(names) + 1):
-            prefix = "/".join(names[:depth])
-            tree.setdefault(prefix, Import(names[depth - 1], {}, (), _NOWHERE))
+            tree.setdefault("/".join(names[:depth]), Import(names[depth - 1], {}, (), NOWHERE))
     for target, value in arguments.items():
-        path, parameter = _split_target(target, schema)
+        path, parameter = _split_target(normal(target), schema, tree)
         if path not in tree:
             message = f"argument {target!r}: module {path!r} is not imported"
-            raise fault(message, _NOWHERE, name=path, among=tree, hint="name it among the imports")
+            raise fault(message, NOWHERE, name=path, among=tree, hint="import it too")
+        if parameter in tree[path].arguments:
+            raise fault(f"argument {parameter!r} of module {path!r} is given twice", NOWHERE, name=parameter)
         tree[path].arguments[parameter] = value
     role: Role | None = "user" if any(isinstance(node, Turn) for node in schema.children) else None
-    free_text = (FreeText(text, role, _NOWHERE),) if text else ()
-    return Prompt(schema.name, _nested(tree, ""), free_text, _NOWHERE)
+    free_text = (FreeText(text, role, NOWHERE),) if text else ()
+    return Prompt(schema.name, _nested(tree, ""), free_text, NOWHERE)
 
 
 def _nested(tree: Mapping[str, Import], parent: str) -> tuple[Import, ...]:
@@ -83,40 +85,46 @@ def _nested(tree: Mapping[str, Import], parent: str) -> tuple[Import, ...]:
     )
 
 
-def _split_target(target: str, schema: Schema) -> tuple[str, str]:
-    """Split `path.parameter`; names hold points too (`unit.py`), so the schema decides where."""
-    modules = schema.modules()
-    points = [index for index, character in enumerate(target) if character == "."]
-    if not points:
+def _split_target(target: str, schema: Schema, imported: Collection[str]) -> tuple[str, str]:
+    """Split `path:parameter`, or `path.parameter`: names hold points too (`unit.py`), so the schema decides where."""
+    if ":" in target:
+        path, _, parameter = target.partition(":")
+        return path, parameter
+    splits = [(target[:index], target[index + 1 :]) for index, character in enumerate(target) if character == "."]
+    if not splits:
         hint = "write module.parameter, or outer/inner.parameter for a module inside another"
-        raise fault(f"argument {target!r} does not say which module it is for", _NOWHERE, name=target, hint=hint)
-    splits = [(target[:point], target[point + 1 :]) for point in points]
-    for path, parameter in splits:
-        if path in modules and any(slot.name == parameter for slot in _parameters(modules[path])):
-            return path, parameter
-    # Nothing fits: name the module that exists, so that `select` can say what is wrong with the parameter.
-    return next((split for split in reversed(splits) if split[0] in modules), splits[-1])
+        raise fault(f"argument {target!r} does not say which module it is for", NOWHERE, name=target, hint=hint)
+    modules = schema.modules()
+    known = [split for split in splits if split[0] in modules]
+    fitting = [split for split in known if split[1] in _parameters(modules[split[0]])]
+    wanted = [split for split in fitting if split[0] in imported]
+    if len(wanted) > 1:
+        readings = " or ".join(f"parameter {parameter!r} of module {path!r}" for path, parameter in wanted)
+        hint = f"write {' or '.join(':'.join(split) for split in wanted)}"
+        raise fault(f"argument {target!r} may mean {readings}", NOWHERE, name=target, hint=hint)
+    # Where nothing fits, the longest name of a module lets `select` say what is wrong with the parameter.
+    return next(iter([*wanted, *fitting, *known[::-1], splits[-1]]))
 
 
-@dataclass(slots=True)
-class _Scope:
+class _Scope(Walk["Union | None"]):
     """What can be imported at one place: modules (with the union they belong to) and scaffolds by name."""
 
-    modules: dict[str, tuple[Module, Union | None]] = field(default_factory=dict)
-    scaffolds: dict[str, Scaffold] = field(default_factory=dict)
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.modules: dict[str, tuple[Module, Union | None]] = {}
+        self.scaffolds: dict[str, Scaffold] = {}
+        self.nodes(nodes, "", None)
 
-    def add(self, nodes: Sequence[Node]) -> _Scope:
-        for node in nodes:
-            if isinstance(node, Module):
-                self.modules[node.name] = (node, None)
-            elif isinstance(node, Union):
-                self.modules.update((member.name, (member, node)) for member in node.members)
-            elif isinstance(node, Scaffold):
-                self.scaffolds[node.name] = node
-                self.add(node.children)
-            elif isinstance(node, Turn):
-                self.add(node.children)
-        return self
+    def module(self, node: Module, path: str, place: Union | None) -> Union | None:
+        self.modules[node.name] = (node, place)
+        return place
+
+    def union(self, node: Union, path: str, place: Union | None) -> Union | None:
+        self.branches(node, path, node)
+        return place
+
+    def scaffold(self, node: Scaffold, path: str, place: Union | None) -> Union | None:
+        self.scaffolds[node.name] = node
+        return super().scaffold(node, path, place)
 
 
 class _Selector:
@@ -129,7 +137,7 @@ class _Selector:
 
     def select(self, imports: Sequence[Import], nodes: Sequence[Node], parent: Module | None) -> None:
         """Look up `imports` among `nodes`, which stand in `parent` or, for None, in the schema itself."""
-        scope = _Scope().add(nodes)
+        scope = _Scope(nodes)
         taken: dict[int, str] = {}  # the union's identity → its member
         for item in _without_scaffolds(imports, scope):
             if item.name not in scope.modules:
@@ -147,7 +155,7 @@ class _Selector:
             self.select(item.children, module.children, module)
 
     def _bind(self, item: Import, module: Module) -> None:
-        slots = {slot.name: slot for slot in _parameters(module)}
+        slots = _parameters(module)
         for name in item.arguments:
             if name not in slots:
                 hint = f"it has: {', '.join(slots)}" if slots else "it has no parameters"
@@ -157,7 +165,9 @@ class _Selector:
             value = item.arguments.get(name, slot.default)
             if value is None:
                 message = f"module {module.path!r} needs an argument {name!r} (at most {slot.length} tokens)"
-                raise fault(message, item.at, name=name, hint=f'write <{module.name} {name}="…"/>')
+                point = ":" if "." in module.path + name else "."
+                hint = _either(item, f'write <{module.name} {name}="…"/>', f"give it as {module.path}{point}{name}")
+                raise fault(message, item.at, name=name, hint=hint)
             self.arguments[module.path, name] = value.strip(SPACE)
 
     def _unknown(self, item: Import, scope: _Scope, parent: Module | None) -> PMLError:
@@ -167,17 +177,25 @@ class _Selector:
             message = f"unknown module {item.name!r}: {where} has none of that name"
             near = nearest(item.name, scope.modules) is not None
             among = scope.modules if near else [path.rpartition("/")[2] for path in self.paths]
-            return fault(message, item.at, name=item.name, among=among, hint=_listing(item.name, scope))
-        outer = elsewhere[0].rpartition("/")[0]
-        if not outer:
+            return fault(message, item.at, name=item.name, among=among, hint=_listing(item, scope))
+        path = elsewhere[0]
+        outer = path.rpartition("/")[0]
+        if outer:
+            message = f"module {item.name!r} is inside {outer!r}: import its parent first"
+            hint = _either(item, f"write {_as_tags(path)}", f"import {path}")
+        else:
             message = f"module {item.name!r} is at the schema's top level, not in {where}"
-            return fault(message, item.at, name=item.name, hint=f"write <{item.name}/> outside of every other import")
-        message = f"module {item.name!r} is inside {outer!r}: import its parent first"
-        return fault(message, item.at, name=item.name, hint=f"write {_as_tags(elsewhere[0])}")
+            hint = _either(item, f"write <{item.name}/> outside of every other import", f"import {path}")
+        return fault(message, item.at, name=item.name, hint=hint)
 
 
-def _parameters(module: Module) -> Iterator[Parameter]:
-    return (node for node in module.children if isinstance(node, Parameter))
+def _parameters(module: Module) -> dict[str, Parameter]:
+    return {node.name: node for node in module.children if isinstance(node, Parameter)}
+
+
+def _either(item: Import, written: str, built: str) -> str:
+    """What to do: `written` in a prompt that was read, `built` in one that was made from parts."""
+    return built if item.at == NOWHERE else written
 
 
 def _without_scaffolds(imports: Sequence[Import], scope: _Scope) -> Iterator[Import]:
@@ -201,9 +219,10 @@ def _without_scaffolds(imports: Sequence[Import], scope: _Scope) -> Iterator[Imp
         yield from (Import(name, {}, (), item.at) for name in members if name not in said)
 
 
-def _listing(name: str, scope: _Scope) -> str:
-    if name in scope.scaffolds:
-        return f'a scaffold is imported by <scaffold name="{name}"/>'
+def _listing(item: Import, scope: _Scope) -> str:
+    if item.name in scope.scaffolds:
+        members = ", ".join(member.path for member in scope.scaffolds[item.name].members)
+        return _either(item, f'a scaffold is imported by <scaffold name="{item.name}"/>', f"import {members}")
     return f"there are: {', '.join(scope.modules)}" if scope.modules else "there is none"
 
 

@@ -14,11 +14,12 @@ from xml.parsers.expat import ErrorString
 from defusedxml.ElementTree import DTDForbidden, ParseError, XMLParser
 
 from edge_pc.errors import PMLError
-from edge_pc.pml.faults import fault
+from edge_pc.pml.faults import MAX_DEPTH, fault, normal, too_deep
 from edge_pc.pml.model import Location
+from edge_pc.system.text import TextFileError, read_text
 
-# Deeper than any sensible schema; keeps everything that walks a tree within Python's stack.
-MAX_DEPTH = 64
+# More text than any model has positions for.
+MAX_BYTES = 16 * 2**20
 
 MARKUP_HINT = "code with < or & belongs in <![CDATA[ … ]]> or, in a schema, in a file of its own that src= names"
 # XML's white space; a no-break space, for example, is text.
@@ -45,22 +46,16 @@ class Element:
     at: Location
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
+def read_pml(path: Path) -> str:
+    """The text of a file with PML in it.
 
     Raises:
-        PMLError: the file cannot be read or is not UTF-8.
+        PMLError: it is not a regular file, has more than `MAX_BYTES`, cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as exc:
-        raise PMLError(f"the file cannot be read: {exc.strerror or exc}", source=path) from exc
-    except UnicodeDecodeError as exc:
-        raise PMLError(
-            f"the file is not UTF-8: byte {exc.start} is 0x{exc.object[exc.start]:02x}",
-            source=path,
-            hint="save it as UTF-8",
-        ) from exc
+        return read_text(path, MAX_BYTES)
+    except TextFileError as exc:
+        raise PMLError(exc.problem, source=path, hint=exc.hint) from exc
 
 
 def read_xml(text: str, source: Path | None) -> Element:
@@ -115,8 +110,13 @@ class _TreeBuilder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._end_text()
         at = self.here()
+        tag = normal(tag)
+        names = [normal(name) for name in attributes]
+        if len(set(names)) < len(names):
+            raise fault(f"<{tag}> has an attribute twice, in two Unicode forms", at, name=tag)
+        attributes = dict(zip(names, attributes.values(), strict=True))
         if len(self._open) == MAX_DEPTH:
-            raise fault(f"<{tag}> is nested more than {MAX_DEPTH} levels deep", at, name=tag)
+            raise too_deep(f"<{tag}>", at, name=tag)
         space = attributes.pop(_XML_SPACE, None)
         if space not in (None, "preserve", "default"):
             raise fault(f'xml:space="{space}": expected "preserve" or "default"', at, name="xml:space")
