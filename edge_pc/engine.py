@@ -19,7 +19,7 @@ from typing import Any
 
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
 from edge_pc.compose.composer import ComposeOptions, Composer
-from edge_pc.compose.documents import documents_schema, question, read_documents
+from edge_pc.compose.documents import BYTES_PER_TOKEN, documents_schema, question, read_documents
 from edge_pc.compose.encodings import EncodingRule, Placeholder
 from edge_pc.compose.laid_out import LaidOut, Tail, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
@@ -268,7 +268,8 @@ class Engine:
         """As `lay_out`, for a question about files; see `ask`."""
         paths = [files] if isinstance(files, str | Path) else files
         chat = self.backend.chat_template.source is not None
-        schema, modules = documents_schema(read_documents([Path(path) for path in paths]), chat=chat)
+        documents = read_documents([Path(path) for path in paths], self.spec.max_positions * BYTES_PER_TOKEN)
+        schema, modules = documents_schema(documents, chat=chat)
         return self.composer.compose(schema, question(text, modules, chat=chat))
 
     def _stream(

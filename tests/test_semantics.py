@@ -314,7 +314,7 @@ class TestLimits:
         assert result.stats.prompt_tokens == 901
         from edge_pc import ContextLengthError
 
-        with pytest.raises(ContextLengthError, match="901"):
+        with pytest.raises(ContextLengthError, match="take 1025 tokens, and the model has room for 1024"):
             engine.generate(prompt, Sampling(max_tokens=room + 1))
 
 

@@ -13,7 +13,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_pc.errors import ModelError
+from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
 from edge_pc.models.tokenizer import Tokenizer
@@ -169,6 +169,27 @@ def test_sentencepiece_texts_are_joined_by_ids_without_stray_spaces(prefix: bool
     assert "".join(detokenizer.push(id_) for id_ in ids) + detokenizer.finish() == "".join(texts)
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_no_ids_stop_a_stream(prefix: bool, tmp_path: Path) -> None:
+    """A model may write bytes that make no character, anywhere; the library's own stream raises there."""
+    tokenizer = Tokenizer(tokenizer_from_gguf(GGUFFile(write_sentencepiece(tmp_path / "sp.gguf", prefix=prefix))))
+    rng = random.Random(0)
+    half, letter = tokenizer.id_of("<0xE6>"), tokenizer.id_of("a")
+    assert half is not None
+    assert letter is not None
+    for _ in range(500):
+        ids = [rng.choice([half, letter]) for _ in range(12)]
+        detokenizer = tokenizer.detokenizer()
+        text = "".join(detokenizer.push(id_) for id_ in ids) + detokenizer.finish()
+        assert text.replace("\ufffd", "") == "a" * ids.count(letter)
+        assert ("\ufffd" in text) == (half in ids)
+    for _ in range(500):
+        detokenizer = tokenizer.detokenizer()
+        for _ in range(12):
+            detokenizer.push(rng.randrange(tokenizer.vocab_size))
+        assert isinstance(detokenizer.finish(), str)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -199,6 +220,10 @@ def test_ids_are_llama_cpps_for_smollm2(smollm2_gguf: Path) -> None:
     check_against_llama_cpp(smollm2_gguf, 1500)
 
 
+# NUL and half characters are refused.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
+
+
 @given(
     text=st.lists(st.sampled_from([*PIECES, "<|", "|>", "im_end", "<", ">", " ", "\n", "a"]), max_size=12).map("".join)
 )
@@ -208,7 +233,7 @@ def test_plain_text_never_becomes_a_control_token(tokenizer: Tokenizer, text: st
     assert tokenizer.decode(ids) == text
 
 
-@given(text=st.text(max_size=40))
+@given(text=TEXTS)
 def test_plain_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -220,6 +245,20 @@ def test_control_tokens_are_recognised_in_templates_only(tokenizer: Tokenizer) -
     assert tokenizer.encode_template("<|im_end|><|im_end|>") == [end, end]
     assert end not in tokenizer.encode("a<|im_end|>b")
     assert tokenizer.decode([end, *tokenizer.encode("b"), end]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ab\0c", r"its character 3 is NUL \(U\+0000\); it begins 'ab\\x00c'"),
+        ("\ud83d and no more", r"its character 1 is half a character \(U\+D83D\)"),
+        ("x" * 5000 + "\udcff", r"its character 5001 is half a character \(U\+DCFF\); it begins 'x{40}'"),
+    ],
+)
+def test_characters_that_no_text_can_hold(text: str, words: str, tokenizer: Tokenizer) -> None:
+    for encode in (tokenizer.encode, tokenizer.encode_template):
+        with pytest.raises(OptionError, match=words):
+            encode(text)
 
 
 def test_user_defined_tokens_are_no_control_tokens(tokenizer: Tokenizer) -> None:
@@ -263,7 +302,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-@given(text=st.text(max_size=40))
+@given(text=TEXTS)
 def test_streaming_gives_the_text_in_whole_characters(tokenizer: Tokenizer, text: str) -> None:
     detokenizer = tokenizer.detokenizer()
     parts = [detokenizer.push(id_) for id_ in tokenizer.encode(text)]

@@ -12,33 +12,46 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_pc.errors import OptionError
-from edge_pc.pml.model import FreeText, Location, Module, Node, Schema, Selection, Text, Turn
+from edge_pc.pml.model import NOWHERE, FreeText, Module, Node, Schema, Selection, Text, Turn
+from edge_pc.system.text import TextFileError, read_text
 
 SCHEMA_NAME = "documents"
 
 # About 1,500 tokens of English: long enough that a part's pages are mapped rather than copied.
 PART_CHARACTERS = 6000
+# A longer file has longer parts: each sees all parts before it, so many small ones would cost more than they save.
+MAX_PARTS = 32
+
+# No text has more in a token on average, so a file with more than this for each position need not be read.
+BYTES_PER_TOKEN = 256
 
 _INSTRUCTION = "Answer the question using the documents below."
 
-_NOWHERE = Location(None, 0, 0)
 
-
-def read_documents(files: Sequence[Path]) -> list[tuple[str, str]]:
+def read_documents(files: Sequence[Path], max_bytes: int) -> list[tuple[str, str]]:
     """(name, text) of each file, names made unique.
 
+    Args:
+        max_bytes: of all files together.
+
     Raises:
-        OptionError: there is no file, or one cannot be read as UTF-8 text or is empty.
+        OptionError: there is no file, or one is too large, empty, no plain file, or cannot be read as UTF-8 text.
     """
     if not files:
         raise OptionError("no file is given", hint="name at least one text file to ask about")
     documents: dict[str, str] = {}
     for file in files:
-        name, count = file.name, 1
+        text = read_text(file, max_bytes)
+        if not text.strip():
+            raise TextFileError(file, "the file is empty", hint="leave it out")
+        # A file's name is bytes; the model is given text.
+        base = file.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        name, count = base, 1
         while name in documents:
             count += 1
-            name = f"{file.name}-{count}"
-        documents[name] = _read(file)
+            name = f"{base}-{count}"
+        documents[name] = text
+        max_bytes -= len(text.encode())
     return list(documents.items())
 
 
@@ -50,10 +63,10 @@ def documents_schema(documents: Sequence[tuple[str, str]], *, chat: bool) -> tup
         chat: put them into a system turn; otherwise the schema is plain text.
     """
     modules = [_document(name, text) for name, text in documents]
-    children: tuple[Node, ...] = (Text(_INSTRUCTION, _NOWHERE), *modules)
+    children: tuple[Node, ...] = (Text(_INSTRUCTION, NOWHERE), *modules)
     if chat:
-        children = (Turn("system", children, _NOWHERE),)
-    schema = Schema(SCHEMA_NAME, children, _NOWHERE)
+        children = (Turn("system", children, NOWHERE),)
+    schema = Schema(SCHEMA_NAME, children, NOWHERE, made_of_files=True)
     return schema, tuple(schema.modules())
 
 
@@ -65,28 +78,39 @@ def question(text: str, modules: Sequence[str], *, chat: bool) -> Selection:
     """
     if not text.strip():
         raise OptionError("the question is empty")
-    free_text = FreeText(text.strip(), "user", _NOWHERE)
+    free_text = FreeText(text.strip(), "user", NOWHERE)
     if not chat:
-        free_text = FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, _NOWHERE)
-    return Selection(tuple(modules), free_text=(free_text,), at=_NOWHERE)
+        free_text = FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, NOWHERE)
+    return Selection(tuple(modules), free_text=(free_text,), at=NOWHERE)
 
 
 def cut_at_paragraphs(text: str, size: int = PART_CHARACTERS) -> list[str]:
-    """Cut text into parts of at most about `size` characters; joined, they are the text again.
+    """Cut text into at most `MAX_PARTS` parts of at most about `size` characters; joined, they are the text again.
 
-    A part ends behind a blank line where there is one, else behind a line, else at a space, else anywhere.
+    A part ends after a blank line where there is one, else after a line, else at a space, else anywhere. Where there
+    would be too many parts, `size` is doubled until there are not: an edit then seldom moves all the cuts.
     """
+    while len(text) > size * MAX_PARTS:
+        size *= 2
+    while len(parts := _cut(text, size)) > MAX_PARTS:
+        size *= 2
+    return parts
+
+
+def _cut(text: str, size: int) -> list[str]:
     parts = []
-    while len(text) > size:
+    start = 0
+    while len(text) - start > size:
+        window = text[start : start + size]
         for boundary in (r"\n\s*\n", r"\n", r"\s"):
-            ends = [match.end() for match in re.finditer(boundary, text[:size])]
+            ends = [match.end() for match in re.finditer(boundary, window)]
             if ends and ends[-1] > size // 4:  # a boundary near the start would make a tiny part
                 break
         else:
             ends = [size]
-        parts.append(text[: ends[-1]])
-        text = text[ends[-1] :]
-    return [*parts, text] if text else parts
+        parts.append(text[start : start + ends[-1]])
+        start += ends[-1]
+    return [*parts, text[start:]] if start < len(text) else parts
 
 
 def _document(name: str, text: str) -> Module:
@@ -99,16 +123,4 @@ def nested(parts: Sequence[str], names: Sequence[str], prefix: str = "") -> Modu
     """Modules one inside the other, each with one part; `prefix` is the path that they stand in, ending with `/`."""
     path = prefix + names[0]
     inner = (nested(parts[1:], names[1:], f"{path}/"),) if len(parts) > 1 else ()
-    return Module(names[0], path, (Text(parts[0], _NOWHERE), *inner), True, _NOWHERE)
-
-
-def _read(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"{file} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
-    except OSError as exc:
-        raise OptionError(f"{file} cannot be read: {exc.strerror or exc}") from exc
-    if not text.strip():
-        raise OptionError(f"{file} is empty")
-    return text
+    return Module(names[0], path, (Text(parts[0], NOWHERE), *inner), True, NOWHERE)

@@ -15,8 +15,9 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray, KVStates, Plan, Span
 from edge_pc.compose.encodings import Encoding, SchemaEncodings
+from edge_pc.compose.length import length_error
 from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot, template_ids
-from edge_pc.errors import ContextLengthError, PMLError
+from edge_pc.errors import PMLError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
@@ -119,19 +120,13 @@ def check_length(prompt: LaidOut, max_tokens: int, max_positions: int) -> None:
     """Refuse a prompt whose answer may not fit; exactly the limit is allowed.
 
     Raises:
-        ContextLengthError: the message lists each part.
+        ContextLengthError: the message lists the largest parts.
     """
     needed = prompt.end + max_tokens
-    if needed <= max_positions:
-        return
-    parts = [(path or "(anonymous text)", prompt.schema.modules[path]) for path in prompt.modules]
-    lines = [f"  {len(module.token_ids):6d}  {name}" for name, module in parts]
-    lines += [f"  {len(prompt.token_ids):6d}  computed text", f"  {max_tokens:6d}  answer (max_tokens)"]
-    raise ContextLengthError(
-        f"the prompt ends at position {prompt.end} and the answer may take {max_tokens} more, "
-        f"together {needed}; the model has {max_positions}:\n" + "\n".join(lines),
-        hint="import less, shorten the text, or ask for fewer tokens",
-    )
+    if needed > max_positions:
+        modules = {path: len(prompt.schema.modules[path].token_ids) for path in prompt.modules}
+        text = prompt.tokens - sum(modules.values())
+        raise length_error(prompt.schema.schema, modules, needed, max_positions, text=text, answer=max_tokens)
 
 
 def _uncached(layout: SchemaLayout, modules: Sequence[str]) -> Iterator[tuple[int, list[int]]]:

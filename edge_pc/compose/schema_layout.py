@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_pc.backends.base import IntArray
-from edge_pc.errors import ContextLengthError
+from edge_pc.compose.length import length_error
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
@@ -114,18 +114,14 @@ def lay_out(
         max_positions: of the model.
 
     Raises:
-        ContextLengthError: the schema is longer; the message lists each part's tokens.
+        ContextLengthError: the schema is longer; the message lists its largest parts.
         PMLError: a parameter's default text is longer than the parameter.
         ModelError: chat tags, and the model has no chat template.
     """
     walk = _Walk(tokenizer, template, bos_id)
     length = walk.nodes(schema.children, ROOT, walk.append(ROOT, [] if bos_id is None else [bos_id], 0))
     if length > max_positions:
-        raise ContextLengthError(
-            f"schema {schema.name!r} takes {length} positions, the model has {max_positions}:\n"
-            + "\n".join(f"  {tokens:6d}  {path or '(anonymous text)'}" for path, tokens in walk.parts().items()),
-            hint="shorten modules, or put alternatives into a union so that they share positions",
-        )
+        raise length_error(schema, walk.parts(), length, max_positions)
     closing = walk.take_closing()
     walk.owners[ROOT].length = length
     modules = {path: owner.layout(path) for path, owner in walk.owners.items()}
@@ -245,5 +241,7 @@ class _Walk:
         return closing
 
     def parts(self) -> dict[str, int]:
-        """Positions of every module, and the number of tokens of the anonymous text."""
-        return {path: owner.length if path else len(owner.token_ids) for path, owner in self.owners.items()}
+        """Path → positions that a module's own text and its parameters take."""
+        return {
+            path: len(owner.token_ids) + sum(slot.length for slot in owner.slots) for path, owner in self.owners.items()
+        }

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_pc.errors import ModelError
+from edge_pc.errors import ModelError, OptionError
+from edge_pc.system.text import unusable_character
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_FILE = "tokenizer.json"
+_SHOWN_CHARACTERS = 40
 
 
 class Tokenizer:
@@ -72,8 +74,12 @@ class Tokenizer:
             boundary: nothing, or a control token, stands before it.
 
         Raises:
+            OptionError: the text holds a character that no model can be given.
             ModelError: the tokenizer makes a control token of this text all the same.
         """
+        if (unusable := unusable_character(text)) is not None:
+            message = f"a text cannot be given to a model: its {unusable}; it begins {text[:_SHOWN_CHARACTERS]!r}"
+            raise OptionError(message, hint="remove this character")
         if boundary and text:
             text = self._boundary_prefix + text
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -147,6 +153,9 @@ class Detokenizer:
 
     A character whose bytes are spread over several tokens is held back until it is complete. Some decoders look at
     the neighbouring token, so a short window of ids before the new text is decoded along with it.
+
+    `tokenizers.decoders.DecodeStream` would do the same, but raises where the bytes of a SentencePiece vocabulary make no
+    character, as a model may well write them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

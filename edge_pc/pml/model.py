@@ -32,6 +32,7 @@ class Location:
     column: int
 
 
+# Where a prompt or a schema that was made, not read, has its parts.
 NOWHERE = Location(None, 0, 0)
 
 
@@ -108,11 +109,27 @@ Node: TypeAlias = "Text | Parameter | Module | Union | Scaffold | Turn"
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema: its modules and its anonymous text, in document order."""
+    """A schema: its modules and its anonymous text, in document order.
+
+    Attributes:
+        made_of_files: its modules are a person's files, so that errors have to speak of files.
+
+    Raises:
+        PMLError: nodes are nested more than `MAX_DEPTH` levels deep.
+    """
 
     name: str
     children: tuple[Node, ...]
     at: Location
+    made_of_files: bool = False
+
+    def __post_init__(self) -> None:
+        # Level by level: whatever goes through a schema later may then do so by recursion.
+        level: Sequence[Node] = self.children
+        for _ in range(MAX_DEPTH):
+            level = [inner for node in level for inner in _inside(node)]
+        if level:
+            raise too_deep(f"a {type(level[0]).__name__.lower()}", level[0].at)
 
     def modules(self) -> dict[str, Module]:
         """Every module by its path, in document order."""
@@ -173,6 +190,12 @@ class Selection:
     locations: dict[str, Location] = field(default_factory=dict)
 
 
+def _inside(node: Node) -> Sequence[Node]:
+    if isinstance(node, Text | Parameter):
+        return ()
+    return node.members if isinstance(node, Union) else node.children
+
+
 class Walk(Generic[Place]):
     """A walk through the nodes of a schema in document order, which carries a place along from each to the next.
 
@@ -181,20 +204,10 @@ class Walk(Generic[Place]):
     subclass leaves out keeps the place, and goes through the nodes inside.
     """
 
-    _depth = 0
-
     def nodes(self, nodes: Sequence[Node], path: str, place: Place) -> Place:
-        """Go through `nodes`, which stand in the module `path`.
-
-        Raises:
-            PMLError: nodes are nested more than `MAX_DEPTH` levels deep.
-        """
-        self._depth += 1
+        """Go through `nodes`, which stand in the module `path`."""
         for node in nodes:
-            if self._depth > MAX_DEPTH:
-                raise too_deep(f"a {type(node).__name__.lower()}", node.at)
             place = self._node(node, path, place)
-        self._depth -= 1
         return place
 
     def _node(self, node: Node, path: str, place: Place) -> Place:
@@ -231,7 +244,7 @@ class Walk(Generic[Place]):
 
     def branches(self, node: Union, path: str, place: Place) -> list[Place]:
         """The place where each member ends, when all of them begin at `place`."""
-        return [self.nodes((member,), path, place) for member in node.members]
+        return [self.module(member, path, place) for member in node.members]
 
 
 class _Modules(Walk[None]):
