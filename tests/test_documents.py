@@ -15,12 +15,14 @@ from edge_pc.compose.documents import (
     PART_CHARACTERS,
     cut_at_paragraphs,
     documents_schema,
+    nested,
     question,
     read_documents,
 )
 from edge_pc.compose.laid_out import check_length
 from edge_pc.errors import ContextLengthError, OptionError
 from edge_pc.models.description import describe
+from edge_pc.pml.model import NOWHERE, Schema
 
 MIB = 2**20
 
@@ -116,6 +118,13 @@ class TestCutting:
         assert 1 < len(modules) <= MAX_PARTS
         assert max(len(path) for path in modules) < 300
         assert hash(schema) == hash(schema)
+
+    def test_many_parts_have_their_keys_at_once(self, composer: Composer) -> None:
+        # Each part's key holds those of all parts around it: made anew every time, 31 of them would take 2**31 steps.
+        names = [f"part{number}" for number in range(MAX_PARTS)]
+        schema = Schema("s", (nested(["x "] * MAX_PARTS, names),), NOWHERE)
+        encodings = composer.schema(schema).encodings.of_schema()
+        assert len({encoding.key for encoding in encodings}) == MAX_PARTS
 
     def test_an_edit_of_a_long_file_keeps_the_parts_before_it(self) -> None:
         text = text_of(900_000)

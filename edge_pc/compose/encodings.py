@@ -115,6 +115,7 @@ class SchemaEncodings:
         self._options = options
         self._scaffolds = self._applicable_scaffolds()
         self._made: dict[tuple[str, ...], Encoding] = {}
+        self._prefix_keys: dict[tuple[tuple[str, ...], int], str] = {}
 
     def of_prompt(self, modules: Collection[str]) -> list[Encoding]:
         """The encodings that serve a prompt which imports `modules`; text with `cache="false"` is in none of them."""
@@ -204,13 +205,20 @@ class SchemaEncodings:
         for part in (_KEY_FORMAT, *self._identity):
             digest.update(part.encode() + b"\0")
         for above in context:
-            encoding = above.encoding
-            stop = int(encoding.keep[above.tokens - 1]) + 1
-            prefix = (encoding.token_ids[:stop], encoding.position_ids[:stop], encoding.keep[: above.tokens])
-            digest.update(f"context {self._key(*prefix, encoding.context)}\0".encode())
+            digest.update(f"context {self._prefix_key(above)}\0".encode())
         for array in (token_ids, position_ids, keep):
             digest.update(f"{len(array)}\0".encode() + array.astype("<i4").tobytes())
         return digest.hexdigest()
+
+    def _prefix_key(self, prefix: Prefix) -> str:
+        """The key of what is attended to of an encoding. Kept: it is part of the key of every module further inside."""
+        encoding, tokens = prefix.encoding, prefix.tokens
+        known = (encoding.paths, tokens)
+        if known not in self._prefix_keys:
+            stop = int(encoding.keep[tokens - 1]) + 1
+            cells = (encoding.token_ids[:stop], encoding.position_ids[:stop], encoding.keep[:tokens])
+            self._prefix_keys[known] = self._key(*cells, encoding.context)
+        return self._prefix_keys[known]
 
     def _cached(self, path: str) -> bool:
         return self._layout.modules[path].cache
