@@ -154,8 +154,11 @@ class TestRefusals:
         (strict / "chat_template.jinja").write_text(alternate)
         with Engine(strict, cache_dir=tmp_path / "other") as other:
             other.load_schema('<schema name="s"><user>Hello <module name="m">you</module></user></schema>')
-            with pytest.raises(OptionError, match="roles must alternate"):
-                other.generate('<prompt schema="s"><m/><user>Again</user></prompt>')
+            # Two turns of one role are merged.
+            assert other.generate('<prompt schema="s"><m/><user>Again</user></prompt>', SHORT).token_ids
+            other.load_schema('<schema name="plain">Hello</schema>')
+            with pytest.raises(OptionError, match="refuses the turns assistant: roles must alternate"):
+                other.generate('<prompt schema="plain"><assistant>Hi</assistant><user>Again</user></prompt>')
 
     def test_an_execution_provider_that_is_not_there(self, tiny_model: Path) -> None:
         with pytest.raises(MissingDependencyError, match="no execution provider 'cuda'"):

@@ -38,7 +38,7 @@ class Explained:
 
     layout: SchemaLayout
     encodings: SchemaEncodings
-    seams: list[Seam]
+    warnings: list[str]
     spec: ModelSpec
 
     @classmethod
@@ -46,6 +46,7 @@ class Explained:
         """Read a schema from a file or stdin (-) and lay it out for a model. No weights are loaded."""
         from edge_pc.backends import entry
         from edge_pc.compose.composer import Composer
+        from edge_pc.compose.conversation import check_turns
         from edge_pc.compose.seams import find_seams
         from edge_pc.models.registry import locate
         from edge_pc.pml import load_schema, parse_schema
@@ -54,7 +55,11 @@ class Explained:
         opened = entry(backend)
         described = opened.describe(locate(model, opened.model_kind))
         composed = Composer(described).schema(schema)
-        return cls(composed.layout, composed.encodings, find_seams(schema, described.tokenizer), described.spec)
+        roles = composed.layout.roles
+        merges = check_turns(described.chat_template, [*roles, "user"]) if roles else []
+        warnings = [f"{schema.name}: the model's chat template {merge}" for merge in merges]
+        warnings += map(_seam_text, find_seams(schema, described.tokenizer))
+        return cls(composed.layout, composed.encodings, warnings, described.spec)
 
     def sees(self, path: str) -> list[tuple[str, int]]:
         """(module, tokens) of a module's guaranteed context, its own text left out."""
@@ -70,7 +75,8 @@ class Explained:
 def check(schemas: tuple[str, ...], model: str, backend: str, as_json: bool, output: OutputOptions) -> int:
     """Check schemas; exits with 0 if all of them can be used.
 
-    Warns where texts meet that would have other tokens if they were one piece of text.
+    Warns where texts meet that would have other tokens if they were one piece of text, and where the model's chat
+    template has no place for a turn, which then goes on in another.
     """
     out = Output(output)
     findings = [_finding(source, model, backend) for source in schemas]
@@ -95,7 +101,7 @@ def _finding(source: str, model: str, backend: str) -> dict[str, Any]:
         "modules": len(explained.layout.modules) - 1,
         "positions": explained.layout.length,
         "max_positions": explained.spec.max_positions,
-        "warnings": [_seam_text(seam) for seam in explained.seams],
+        "warnings": explained.warnings,
     }
 
 
@@ -205,7 +211,7 @@ def _as_json(explained: Explained) -> dict[str, Any]:
         "max_positions": explained.spec.max_positions,
         "modules": [_module_as_json(module, explained) for module in layout.modules.values()],
         "scaffolds": [{"name": s.name, "scope": s.scope, "members": list(s.members)} for s in layout.scaffolds],
-        "warnings": [_seam_text(seam) for seam in explained.seams],
+        "warnings": explained.warnings,
     }
 
 

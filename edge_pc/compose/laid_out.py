@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from edge_pc.backends.base import IntArray, KVStates, Plan, Span
+from edge_pc.compose.conversation import Conversation, check_turns
 from edge_pc.compose.encodings import Encoding, SchemaEncodings
 from edge_pc.compose.length import length_error
 from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot, template_ids
@@ -171,13 +172,14 @@ def _free_text(selection: Selection, layout: SchemaLayout, tokenizer: Tokenizer,
         return [token for piece in selection.free_text for token in tokenizer.encode(piece.text)]
     turns: list[tuple[Role, FreeText]] = [(piece.role or "user", piece) for piece in selection.free_text]
     roles = [*layout.roles, *(role for role, _ in turns)]
-    template.check(roles)
+    check_turns(template, roles)
+    conversation = Conversation(template, layout.roles)
     token_ids: list[int] = []
     for index, (role, piece) in enumerate(turns):
-        affixes = template.affixes(role, first=not layout.roles and index == 0)
-        token_ids += template_ids(tokenizer, affixes.prefix, layout.bos_id, boundary=not layout.length)
+        bos_id = layout.bos_id if not layout.roles and index == 0 else None
+        token_ids += template_ids(tokenizer, conversation.open(role), bos_id, boundary=not layout.length)
         token_ids += tokenizer.encode(piece.text, boundary=not token_ids or tokenizer.is_control(token_ids[-1]))
         if role == "assistant" and index == len(turns) - 1:
             return token_ids
-        token_ids += tokenizer.encode_template(affixes.suffix)
-    return token_ids + tokenizer.encode_template(template.generation_prompt)
+        token_ids += tokenizer.encode_template(conversation.close())
+    return token_ids + tokenizer.encode_template(conversation.finish() + template.generation_prompt)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_pc.backends.base import IntArray
+from edge_pc.compose.conversation import Conversation, check_turns
 from edge_pc.compose.length import length_error
+from edge_pc.errors import OptionError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
@@ -115,9 +117,10 @@ def lay_out(
 
     Raises:
         ContextLengthError: the schema is longer; the message lists its largest parts.
-        PMLError: a parameter's default text is longer than the parameter.
-        ModelError: chat tags, and the model has no chat template.
+        PMLError: a parameter's default text is longer than the parameter; the chat template refuses the turns.
+        ModelError: chat tags, and the model has no chat template, or one whose turns cannot be written one by one.
     """
+    _check_turns(schema, template)
     walk = _Walk(tokenizer, template, bos_id)
     length = walk.nodes(schema.children, ROOT, walk.append(ROOT, [] if bos_id is None else [bos_id], 0))
     if length > max_positions:
@@ -128,10 +131,21 @@ def lay_out(
     return SchemaLayout(schema, modules, tuple(walk.scaffolds), closing, length, bos_id, tuple(walk.roles))
 
 
+def _check_turns(schema: Schema, template: ChatTemplate) -> None:
+    """Check that a user's turn, as a prompt brings it, may follow the schema's turns."""
+    roles = [node.role for node in schema.children if isinstance(node, Turn)]
+    if roles:
+        try:
+            check_turns(template, [*roles, "user"])
+        except OptionError as exc:
+            raise fault(exc.message, schema.at, name=schema.name) from exc
+
+
 def template_ids(tokenizer: Tokenizer, prefix: str, bos_id: int | None, *, boundary: bool) -> list[int]:
-    """Tokens of a turn's prefix, without the BOS that a template may write: the layout has put it at position 0.
+    """Tokens of what a template writes before a turn.
 
     Args:
+        bos_id: for the first turn: a BOS that the template writes is left out, the layout has put it at position 0.
         boundary: nothing, or a control token, stands before it.
     """
     token_ids = tokenizer.encode_template(prefix, boundary=boundary)
@@ -163,7 +177,7 @@ class _Walk:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, bos_id: int | None) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self._conversation = Conversation(template)
         self._bos_id = bos_id
         self.owners: dict[str, _Owner] = {ROOT: _Owner(None, 0, cache=True)}
         self.scaffolds: list[ScaffoldLayout] = []
@@ -209,11 +223,12 @@ class _Walk:
         return end
 
     def _turn(self, turn: Turn, path: str, start: int) -> int:
-        affixes = self._template.affixes(turn.role, first=not self.roles)
+        bos_id = None if self.roles else self._bos_id
         self.roles.append(turn.role)
-        prefix = template_ids(self._tokenizer, affixes.prefix, self._bos_id, boundary=self._boundary)
-        start = self.nodes(turn.children, path, self.append(path, prefix, start))
-        return self.append(path, self._tokenizer.encode_template(affixes.suffix), start)
+        marks = template_ids(self._tokenizer, self._conversation.open(turn.role), bos_id, boundary=self._boundary)
+        start = self.nodes(turn.children, path, self.append(path, marks, start))
+        # Where the next turn may go on in this one, its end is written by that turn or by the prompt.
+        return self.append(path, self._tokenizer.encode_template(self._conversation.close()), start)
 
     def _slot(self, parameter: Parameter, start: int) -> Slot:
         default = None

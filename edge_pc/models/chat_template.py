@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 from edge_pc.errors import EdgePCError, ModelError, OptionError
-from edge_pc.pml.model import ROLES, Role
+from edge_pc.pml.model import Role
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -45,82 +45,108 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._affixes = cache(self._cut_affixes)
+        self._accepts = cache(self._has_place)
 
     def prepare(self) -> None:
         """Do now, while something else is waited for, what the first prompt would wait for: load Jinja, cut turns."""
         if self.source is not None:
             with suppress(EdgePCError):  # told when a prompt needs it
-                for role in ROLES:
-                    self.affixes(role, first=role == "system")
                 self.generation_prompt  # noqa: B018 - for its side effect
+                self.affixes("user", None)
+                self.affixes("system", None)
+                self.affixes("user", "system")
 
-    def affixes(self, role: Role, first: bool) -> Affixes:
+    def affixes(self, role: Role, after: Role | None) -> Affixes:
         """Prefix and suffix of a turn.
 
         Args:
             role: whose turn it is.
-            first: it is the conversation's first; what a template writes only there (a BOS, a default system prompt)
-                belongs to its prefix.
+            after: whose turn stands before it. None: it is the conversation's first, and what a template writes only
+                there (a BOS, a default system prompt) belongs to its prefix.
 
         Raises:
+            OptionError: the template refuses such a turn; the message has its own complaint.
             ModelError: there is no template, it is broken, or it has no place for such a turn.
         """
-        return self._affixes(role, first)
+        return self._affixes(role, after)
+
+    def accepts(self, role: Role, after: Role | None) -> bool:
+        """Whether the template has a place of its own for such a turn."""
+        return self._accepts(role, after)
 
     @cached_property
     def generation_prompt(self) -> str:
         """What follows the last turn to make the model answer."""
-        turns = _turns(["user"])
+        turns: list[tuple[Role, str]] = [("user", "text")]
         without, with_prompt = self._render(turns, False), self._render(turns, True)
         if not with_prompt.startswith(without):
             raise ModelError("the model's chat template writes its generation prompt elsewhere than at the end")
         return with_prompt[len(without) :]
 
-    def check(self, roles: Sequence[Role]) -> None:
-        """Render a conversation with these turns, and compare it with the turns cut out one by one.
+    def render(self, turns: Sequence[tuple[Role, str]]) -> str:
+        """What the template writes for a conversation of these (role, text).
 
         Raises:
-            OptionError: the template refuses this sequence of roles; the message has its own complaint.
-            ModelError: there is no template, it is broken, or what it writes for a turn depends on the other turns.
+            OptionError: the template refuses it; the message has its own complaint.
+            ModelError: there is no template, or it is broken.
         """
-        if not roles:
-            return
-        turns = _turns(roles)
-        whole = self._render(turns, False)
-        parts = [self.affixes(role, first=i == 0) for i, role in enumerate(roles)]
-        if whole != "".join(a.prefix + turn["content"] + a.suffix for a, turn in zip(parts, turns, strict=True)):
-            raise ModelError(
-                f"what the model's chat template writes for the turns {', '.join(roles)} depends on the turns around "
-                "them, so it cannot be put together turn by turn"
-            )
+        return self._render(turns, False)
 
-    def _cut_affixes(self, role: Role, first: bool) -> Affixes:
+    def _cut_affixes(self, role: Role, after: Role | None) -> Affixes:
         """Cut the turn out of a short conversation that ends with it."""
-        turns = _turns([role] if first else [*_BEFORE[role], role])
-        before, content = turns[:-1], turns[-1]["content"]
-        text = self._render(turns, False)
-        text_before = self._render(before, False) if before else ""
-        if not text.startswith(text_before):
-            raise ModelError(f"the model's chat template writes earlier turns in another way before a {role} turn")
-        prefix, found, suffix = text[len(text_before) :].partition(content)
-        if not found or content in suffix:
+        before = _up_to(after)
+        pieces = self._cut_turns((*before, role))
+        if pieces is None:
             raise ModelError(f"the model's chat template has no single place for the text of a {role} turn")
-        return Affixes(prefix, suffix)
+        between, suffix = pieces[len(before) : len(before) + 2]
+        ending = "" if after is None else self.affixes(after, before[-2] if len(before) > 1 else None).suffix
+        if not between.startswith(ending):
+            raise ModelError(f"the model's chat template writes earlier turns differently before one of the {role}")
+        return Affixes(between[len(ending) :], suffix)
 
-    def _render(self, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _cut_turns(self, roles: tuple[Role, ...]) -> list[str] | None:
+        """As `_cut`; a system turn is cut before the user's where the template has no place for it alone."""
+        if roles[-1] == "system":
+            with suppress(OptionError):
+                if (alone := self._cut(roles)) is not None:
+                    return alone
+            roles = (*roles, "user")
+        return self._cut(roles)
+
+    def _cut(self, roles: tuple[Role, ...]) -> list[str] | None:
+        """What stands before, between and after the texts of a conversation; None if one is missing or there twice."""
+        turns = [(role, f"SENTINEL{i}TURN") for i, role in enumerate(roles)]  # nothing to trim, escape or look into
+        rest = self._render(turns, False)
+        pieces = []
+        for _, text in turns:
+            piece, found, rest = rest.partition(text)
+            if not found:
+                return None
+            pieces.append(piece)
+        pieces.append(rest)
+        return None if any(text in piece for piece in pieces for _, text in turns) else pieces
+
+    def _has_place(self, role: Role, after: Role | None) -> bool:
+        try:
+            self.affixes(role, after)
+        except (OptionError, ModelError):  # of a template that is broken, all turns tell
+            return False
+        return True
+
+    def _render(self, turns: Sequence[tuple[Role, str]], add_generation_prompt: bool) -> str:
         from jinja2 import TemplateError
 
         try:
             return self._template.render(
                 self._special_tokens,
-                messages=turns,
+                messages=[{"role": role, "content": text} for role, text in turns],
                 add_generation_prompt=add_generation_prompt,
                 # Templates of models that can call tools test these for none, not for being defined.
                 tools=None,
                 documents=None,
             )
         except _Complaint as exc:
-            roles = ", ".join(turn["role"] for turn in turns)
+            roles = ", ".join(role for role, _ in turns)
             raise OptionError(f"the model's chat template refuses the turns {roles}: {exc}") from exc
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as exc:
             raise ModelError(f"the model's chat template cannot be rendered: {exc}") from exc
@@ -147,17 +173,11 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is not valid Jinja: {exc}") from exc
 
 
-# The turns before one that is not the first, in an order that templates accept.
-_BEFORE: dict[Role, tuple[Role, ...]] = {
-    "system": ("user", "assistant"),
-    "user": ("user", "assistant"),
-    "assistant": ("user",),
-}
-
-
-def _turns(roles: Sequence[Role]) -> list[dict[str, str]]:
-    """Messages as templates take them; contents are sentinels that no template trims, escapes or looks into."""
-    return [{"role": role, "content": f"SENTINEL{i}TURN"} for i, role in enumerate(roles)]
+def _up_to(role: Role | None) -> tuple[Role, ...]:
+    """A conversation that ends with a turn of `role`, in an order that templates accept."""
+    if role is None:
+        return ()
+    return ("user", role) if role == "assistant" else (role,)
 
 
 class _Complaint(Exception):

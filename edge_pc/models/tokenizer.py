@@ -154,8 +154,8 @@ class Detokenizer:
     A character whose bytes are spread over several tokens is held back until it is complete. Some decoders look at
     the neighbouring token, so a short window of ids before the new text is decoded along with it.
 
-    `tokenizers.decoders.DecodeStream` would do the same, but raises where the bytes of a SentencePiece vocabulary make no
-    character, as a model may well write them.
+    `tokenizers.decoders.DecodeStream` would do the same, but raises where the bytes of a SentencePiece vocabulary make
+    no character, and a model may write such bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
