@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# Characters of a message.
+_LONGEST = 2000
+
 
 class EdgePCError(Exception):
     """Base of all errors raised by edge_pc.
@@ -21,11 +24,18 @@ class EdgePCError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _shortened(message)
+        self.hint = None if hint is None else _shortened(hint)
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+def _shortened(text: str) -> str:
+    """`text` with its middle left out where it is too long to be read: names in it come from files, of any length."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 4 :]}"
 
 
 class PMLError(EdgePCError):

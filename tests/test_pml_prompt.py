@@ -158,6 +158,16 @@ def test_faults(body: str, column: int, name: str | None, nearest: str | None, w
     assert f"p.xml:2:{column}: " in str(error)
 
 
+def test_a_fault_can_be_read_however_much_is_wrong() -> None:
+    modules = "".join(f'<module name="m{number}"/>' for number in range(5000))
+    schema = parse_schema(f'<schema name="s">{modules}</schema>')
+    with pytest.raises(PMLError) as caught:
+        select(parse_prompt(f'<prompt schema="s"><{"x" * 1_000_000}/></prompt>'), schema)
+    assert len(str(caught.value)) < 2500
+    assert str(caught.value).startswith("<text>:1:20: unknown module 'xxx")
+    assert str(caught.value).endswith(" m18, m19 and 4980 more")
+
+
 def test_a_prompt_for_another_schema() -> None:
     with pytest.raises(PMLError, match="for schema 'tripp', not for 'trip'") as caught:
         select(parse_prompt('<prompt schema="tripp"/>'), SCHEMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from edge_pc.errors import PMLError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Levels of elements in one another: more than any sensible schema has, and few enough for Python's stack.
 MAX_DEPTH = 64
+
+_LISTED_NAMES = 20
 
 # XML 1.0 (fifth edition), production 5, without the colon: what can stand as a tag or an attribute.
 _START = (
@@ -53,6 +55,12 @@ def nearest(name: str, among: Iterable[str]) -> str | None:
     by_folded = {candidate.casefold(): candidate for candidate in among}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
     return by_folded[close[0]] if close else None
+
+
+def listed(names: Collection[str]) -> str:
+    """`names` for a hint; of many only the first."""
+    more = len(names) - _LISTED_NAMES
+    return ", ".join([*names][:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def normal(name: str) -> str:

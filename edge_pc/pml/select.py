@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from edge_pc.errors import PMLError
-from edge_pc.pml.faults import MAX_DEPTH, fault, nearest, normal, too_deep
+from edge_pc.pml.faults import MAX_DEPTH, fault, listed, nearest, normal, too_deep
 from edge_pc.pml.model import (
     NOWHERE,
     FreeText,
@@ -158,7 +158,7 @@ class _Selector:
         slots = _parameters(module)
         for name in item.arguments:
             if name not in slots:
-                hint = f"it has: {', '.join(slots)}" if slots else "it has no parameters"
+                hint = f"it has: {listed(slots)}" if slots else "it has no parameters"
                 message = f"module {module.path!r} has no parameter {name!r}"
                 raise fault(message, item.at, name=name, among=slots, hint=hint)
         for name, slot in slots.items():
@@ -207,7 +207,7 @@ def _without_scaffolds(imports: Sequence[Import], scope: _Scope) -> Iterator[Imp
         scaffold = scope.scaffolds.get(item.name)
         if scaffold is None:
             names = scope.scaffolds
-            hint = f"there are: {', '.join(names)}" if names else "there is none here"
+            hint = f"there are: {listed(names)}" if names else "there is none here"
             raise fault(f"unknown scaffold {item.name!r}", item.at, name=item.name, among=names, hint=hint)
         members = {member.name: member for member in scaffold.members}
         for child in item.children:
@@ -223,7 +223,7 @@ def _listing(item: Import, scope: _Scope) -> str:
     if item.name in scope.scaffolds:
         members = ", ".join(member.path for member in scope.scaffolds[item.name].members)
         return _either(item, f'a scaffold is imported by <scaffold name="{item.name}"/>', f"import {members}")
-    return f"there are: {', '.join(scope.modules)}" if scope.modules else "there is none"
+    return f"there are: {listed(scope.modules)}" if scope.modules else "there is none"
 
 
 def _as_tags(path: str) -> str:
