@@ -18,7 +18,7 @@ from edge_pc.errors import OptionError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
-from edge_pc.pml.model import Module, Node, Parameter, Role, Scaffold, Schema, Text, Turn, Union
+from edge_pc.pml.model import Module, Parameter, Role, Scaffold, Schema, Text, Turn, Union, Walk
 
 # Anonymous text behind the last module (as a chat template's closing marks) is computed with the free text when it is
 # at most this long: a few more rows of one run cost less than a span, and the text sees all that was imported.
@@ -121,7 +121,7 @@ def lay_out(
         ModelError: chat tags, and the model has no chat template, or one whose turns cannot be written one by one.
     """
     _check_turns(schema, template)
-    walk = _Walk(tokenizer, template, bos_id)
+    walk = _Layout(tokenizer, template, bos_id)
     length = walk.nodes(schema.children, ROOT, walk.append(ROOT, [] if bos_id is None else [bos_id], 0))
     if length > max_positions:
         raise length_error(schema, walk.parts(), length, max_positions)
@@ -172,8 +172,8 @@ class _Owner:
         )  # fmt: skip
 
 
-class _Walk:
-    """Walks a schema in document order; each method takes the next free position and returns the one after."""
+class _Layout(Walk[int]):
+    """Carries the next free position through a schema."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, bos_id: int | None) -> None:
         self._tokenizer = tokenizer
@@ -194,41 +194,35 @@ class _Walk:
             self._boundary = self._tokenizer.is_control(token_ids[-1])
         return start + len(token_ids)
 
-    def nodes(self, nodes: Sequence[Node], path: str, start: int) -> int:
-        for node in nodes:
-            start = self._node(node, path, start)
-        return start
+    def text(self, node: Text, path: str, place: int) -> int:
+        return self.append(path, self._tokenizer.encode(node.text, boundary=self._boundary), place)
 
-    def _node(self, node: Node, path: str, start: int) -> int:
-        if isinstance(node, Text):
-            return self.append(path, self._tokenizer.encode(node.text, boundary=self._boundary), start)
-        if isinstance(node, Parameter):
-            self.owners[path].slots.append(self._slot(node, start))
-            self._boundary = False
-            return start + node.length
-        if isinstance(node, Module):
-            return self._module(node, path, start)
-        if isinstance(node, Union):
-            return max(self._module(member, path, start) for member in node.members)
-        if isinstance(node, Scaffold):
-            self.scaffolds.append(ScaffoldLayout(node.name, path, tuple(m.path for m in node.members)))
-            return self.nodes(node.children, path, start)
-        return self._turn(node, path, start)
+    def parameter(self, node: Parameter, path: str, place: int) -> int:
+        self.owners[path].slots.append(self._slot(node, place))
+        self._boundary = False
+        return place + node.length
 
-    def _module(self, module: Module, parent: str, start: int) -> int:
-        owner = self.owners[module.path] = _Owner(parent, start, module.cache)
-        end = self.nodes(module.children, module.path, start)
-        owner.length = end - start
+    def module(self, node: Module, path: str, place: int) -> int:
+        owner = self.owners[node.path] = _Owner(path, place, node.cache)
+        end = super().module(node, path, place)
+        owner.length = end - place
         self._last_module_end = max(self._last_module_end, end)
         return end
 
-    def _turn(self, turn: Turn, path: str, start: int) -> int:
+    def union(self, node: Union, path: str, place: int) -> int:
+        return max(self.branches(node, path, place))
+
+    def scaffold(self, node: Scaffold, path: str, place: int) -> int:
+        self.scaffolds.append(ScaffoldLayout(node.name, path, tuple(member.path for member in node.members)))
+        return super().scaffold(node, path, place)
+
+    def turn(self, node: Turn, path: str, place: int) -> int:
         bos_id = None if self.roles else self._bos_id
-        self.roles.append(turn.role)
-        marks = template_ids(self._tokenizer, self._conversation.open(turn.role), bos_id, boundary=self._boundary)
-        start = self.nodes(turn.children, path, self.append(path, marks, start))
+        self.roles.append(node.role)
+        marks = template_ids(self._tokenizer, self._conversation.open(node.role), bos_id, boundary=self._boundary)
+        end = super().turn(node, path, self.append(path, marks, place))
         # Where the next turn may go on in this one, its end is written by that turn or by the prompt.
-        return self.append(path, self._tokenizer.encode_template(self._conversation.close()), start)
+        return self.append(path, self._tokenizer.encode_template(self._conversation.close()), end)
 
     def _slot(self, parameter: Parameter, start: int) -> Slot:
         default = None

@@ -45,7 +45,7 @@ def read_text(path: Path, max_bytes: int) -> str:
         info = path.stat()
         kind = next((name for is_kind, name in _KINDS if is_kind(info.st_mode)), None)
         if kind is not None:
-            hint = "name the files in it" if stat.S_ISDIR(info.st_mode) else "save what it gives in a file, and name that"
+            hint = "name the files in it" if kind == "a folder" else "save what it gives in a file first"
             raise TextFileError(path, f"this is {kind}, not a text file", hint=hint)
         _check_size(path, info.st_size, max_bytes)
         with path.open("rb") as file:
