@@ -170,7 +170,7 @@ def test_strict_makes_a_miss_an_error(run: Run) -> None:
         (["run", "prompt.xml", "--schema", "bad.xml"], 2, r"error: bad\.xml:2:\d+: .*\nhint: "),
         (["schema", "check", "bad.xml"], 2, r"error: bad\.xml:2:\d+: "),
         (["run", "typo.xml"], 2, r"error: typo\.xml:1:\d+: .*did you mean 'plan'"),
-        (["ask", "Why?", "missing.txt"], 2, r"error: missing\.txt cannot be read: No such file"),
+        (["ask", "Why?", "missing.txt"], 2, r"error: missing\.txt: the file cannot be read: No such file"),
         (["ask", "Why?", "notes.txt", "--max-tokens", "100000"], 2, r"error: .*1024"),
         (["ask", "Why?", "notes.txt", "--model", "smollm2"], 2, r"not on this machine yet\nhint: edge-pc pull smollm2"),
         (["ask", "Why?", "notes.txt", "--model", "smolm2"], 2, r"did you mean 'smollm2'"),
