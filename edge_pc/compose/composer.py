@@ -34,9 +34,14 @@ _KEPT_SCHEMAS = 32
 class TextModel(Protocol):
     """What of a model composing needs: an opened backend has it, and so has a description without weights."""
 
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
 
 
 @dataclass(frozen=True, slots=True)
