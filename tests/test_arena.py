@@ -15,10 +15,10 @@ import pytest
 from edge_pc.backends.base import KVStates, Span
 from edge_pc.backends.onnx import arena as arena_module
 from edge_pc.backends.onnx.arena import MAP_FROM_TOKENS_FRESH, MAP_FROM_TOKENS_WARM, Arena, in_position_order
-from edge_pc.backends.onnx.entry import can_map
 from edge_pc.backends.onnx.layout import PagedLayout, tokens_per_page
 from edge_pc.errors import ContextLengthError, StatesError
 from edge_pc.store import StateStore
+from edge_pc.system.pages import can_map
 
 LAYERS, HEADS, DIM = 2, 2, 64
 PAGE = tokens_per_page(DIM)

@@ -15,23 +15,20 @@ and the next prompt only replaces what differs.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVStates, Span
-from edge_pc.backends.onnx.entry import can_map
 from edge_pc.backends.onnx.layout import PagedLayout
 from edge_pc.errors import ContextLengthError, StatesError
+from edge_pc.system.pages import can_map, map_over
 
 # Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
 # page where the arena has no memory yet. From these numbers of tokens on mapping is the faster one (measured on Zen 4:
@@ -286,7 +283,7 @@ class Arena:
             with open(str(states.path), "rb", buffering=0) as file:
                 _check_whole(states, os.fstat(file.fileno()).st_size)
                 for row, start in enumerate(self._row_offsets()):
-                    _map_over(base + start, length, file.fileno(), file_start + row * file_row)
+                    map_over(base + start, length, file.fileno(), file_start + row * file_row)
         except OSError:
             self._unmap([piece])
             return False
@@ -301,7 +298,7 @@ class Arena:
                 length = self._mapped_bytes(piece)
                 base = self.kv.ctypes.data + piece.slot * self._token_bytes
                 for start in self._row_offsets():
-                    _map_over(base + start, length, -1, 0)
+                    map_over(base + start, length, -1, 0)
 
     def _mapped_bytes(self, piece: Piece) -> int:
         """Whole pages of one row; what lies after the piece's last cell belongs to nobody, or to what follows."""
@@ -364,24 +361,3 @@ def _anonymous(nbytes: int) -> mmap.mmap:
         return mmap.mmap(-1, nbytes)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return mmap.mmap(-1, nbytes, flags=flags)
-
-
-@cache
-def _libc_mmap() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(3 * [ctypes.c_int]), ctypes.c_long]
-    return function
-
-
-_MAP_FIXED = 0x10  # the same on Linux and macOS; Python's mmap module does not name it
-_MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-def _map_over(address: int, length: int, fd: int, offset: int) -> None:
-    """Replace `length` bytes of memory at `address` by the file's pages from `offset`, or by anonymous ones (fd -1)."""
-    flags = mmap.MAP_PRIVATE | _MAP_FIXED | (mmap.MAP_ANONYMOUS if fd < 0 else 0)
-    result = _libc_mmap()(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
-    if result == _MAP_FAILED:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))

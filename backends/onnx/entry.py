@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_pc.backends.entry import BackendEntry
 from edge_pc.checks import check_choice, check_count
 from edge_pc.errors import OptionError
+from edge_pc.system.pages import can_map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,11 +48,6 @@ class OnnxOptions:
         check_choice("kv_storage", self.kv_storage, KV_STORAGE)
         if self.assembly == "map" and not can_map():
             raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
-
-
-def can_map() -> bool:
-    """Whether this system can put file pages over existing memory (Linux, macOS)."""
-    return sys.platform in ("linux", "darwin")
 
 
 def _open(model: Path, options: OnnxOptions) -> OnnxBackend:

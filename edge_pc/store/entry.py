@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_pc.errors import StatesError
 from edge_pc.store.format import DESCRIPTORS, HEADER_BYTES, Metadata, check_array, read_metadata
+from edge_pc.system.pages import can_map, map_over
 
 # A file may be touched by another program while it is read.
 _ATTEMPTS = 3
@@ -109,12 +109,18 @@ def map_array(file: FileIO, metadata: Metadata) -> NDArray[Any]:
         StatesError: the file is shorter than it was.
         OSError: the system cannot map it.
     """
-    # A mapping otherwise keeps a file descriptor of its own (before Python 3.13 there is no choice).
-    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name != "nt" else {}
-    try:
-        pages = mmap.mmap(file.fileno(), HEADER_BYTES + metadata.nbytes, access=mmap.ACCESS_READ, **options)
-    except ValueError as exc:
-        raise StatesError("file truncated while it was mapped") from exc
+    length = HEADER_BYTES + metadata.nbytes
+    if os.fstat(file.fileno()).st_size < length:
+        raise StatesError("file truncated while it was mapped")
     dtype = np.dtype(DESCRIPTORS[metadata.dtype])
-    flat = np.frombuffer(pages, dtype, metadata.nbytes // dtype.itemsize, HEADER_BYTES)
+    flat = np.frombuffer(_pages(file, length), dtype, metadata.nbytes // dtype.itemsize, HEADER_BYTES)
     return flat.reshape(metadata.shape)
+
+
+def _pages(file: FileIO, length: int) -> mmap.mmap:
+    """The first `length` bytes of the file, mapped. What Python maps itself keeps a descriptor open (before 3.13)."""
+    if not can_map():
+        return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
+    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+    map_over(np.frombuffer(pages, np.uint8).ctypes.data, length, file.fileno(), 0, writable=False)
+    return pages

@@ -8,27 +8,21 @@ and whoever has mapped an entry keeps its data while the entry is removed or enc
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
 from edge_pc.store.entry import identity_of, wait_for_clock_tick
 from edge_pc.store.format import is_key
-
-# Windows does without: there, a file that is open elsewhere cannot be deleted anyway.
-if sys.platform != "win32":
-    import fcntl
+from edge_pc.system.files import abandoned, make_private_folder, replacing_file
 
 _SUFFIX = ".npy"
-_TEMPORARY_SUFFIX = ".tmp"
+# Read-only for everyone who opens it later; Windows neither replaces nor deletes read-only files.
+_MODE = 0o600 if sys.platform == "win32" else 0o400
 # Large sequential writes; several, so that an interrupt is served in between.
 _WRITE_BYTES = 16 * 1024 * 1024
-# Where locks tell nothing (another machine on a shared disk), a temporary file this old is abandoned.
-_ABANDONED_SECONDS = 24 * 3600.0
 
 
 class StatesFiles:
@@ -69,30 +63,19 @@ class StatesFiles:
         Raises:
             OSError: it cannot be written; nothing is left behind then.
         """
-        path = self.path(key)
-        folder = os.path.dirname(path)
-        make_private_folder(Path(folder))
-        temporary, file = _new_temporary(folder, key)
-        with file:
-            try:
+        path = Path(self.path(key))
+        make_private_folder(path.parent)
+        with ExitStack() as opened:
+            with replacing_file(path, _MODE) as new:
                 for part in parts:
-                    _write_all(file, memoryview(part))
-                os.fsync(file.fileno())
-                if sys.platform == "win32":  # which cannot rename an open file
-                    file.close()
-                os.replace(temporary, path)
-            except BaseException:
-                file.close()
-                with suppress(OSError):
-                    os.unlink(temporary)
-                raise
-            _sync_folder(folder)
-            if sys.platform == "win32":
-                file = FileIO(path)
+                    _write_all(new, memoryview(part))
+                if sys.platform != "win32":
+                    file = opened.enter_context(FileIO(os.dup(new.fileno()), "rb"))
+            if sys.platform == "win32":  # which cannot rename an open file
+                file = opened.enter_context(FileIO(str(path), "rb"))
             # Whoever changes the file from now on gives it another time stamp than the one that is noted next.
             wait_for_clock_tick(os.fstat(file.fileno()))
-            with file:
-                yield file
+            yield file
 
     def delete(self, key: str, identity: str | None = None) -> bool:
         """Delete an entry; with `identity` only while it is that very file. Whether it is gone.
@@ -110,102 +93,27 @@ class StatesFiles:
             return False
         return True
 
-    def abandoned(self, *, delete: bool = False) -> list[tuple[Path, int]]:
-        """The temporary files that no process writes any more, because it was killed, and their sizes in bytes.
+    def abandoned(self) -> list[Path]:
+        """The temporary files that no process writes any more, because it was killed."""
+        return [path for folder in self._folders() for path in abandoned(Path(folder.path))]
 
-        With `delete`, they are deleted, and those that could not be are left out.
-        """
-        found = []
-        for folder in self._folders():
-            for entry in _scan(folder.path):
-                if entry.name.endswith(_TEMPORARY_SUFFIX):
-                    with suppress(OSError), _claim(entry) as claimed:
-                        if claimed:
-                            size = entry.stat().st_size
-                            if delete:
-                                os.unlink(entry.path)
-                            found.append((Path(entry.path), size))
-        return found
+    def remove_abandoned(self) -> int:
+        """Delete the temporary files that no process writes any more. Returns the bytes freed."""
+        freed = 0
+        for path in self.abandoned():
+            with suppress(OSError):
+                size = path.stat().st_size
+                path.unlink()
+                freed += size
+        return freed
 
     def _folders(self) -> list[os.DirEntry[str]]:
         return [entry for entry in _scan(self._root) if len(entry.name) <= 2 and is_key(entry.name)]
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create `folder` and its missing parents with mode 0700 whatever the umask; folders that exist stay as they are.
-
-    Raises:
-        OSError: it cannot be created, or something else stands there.
-    """
-    if folder.is_dir():
-        return
-    if folder.parent != folder:
-        make_private_folder(folder.parent)
-    try:
-        folder.mkdir(0o700)
-    except FileExistsError:
-        if folder.is_dir():  # another process was faster
-            return
-        raise
-    folder.chmod(0o700)
-    _sync_folder(str(folder.parent))
-
-
-def _new_temporary(folder: str, key: str) -> tuple[str, FileIO]:
-    """A new file, locked as long as its writer lives, and private; read-only for everyone who opens it later."""
-    # Windows neither replaces nor deletes read-only files.
-    mode = 0o600 if sys.platform == "win32" else 0o400
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    while True:
-        path = os.path.join(folder, f"{key}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
-        file = FileIO(os.open(path, flags, mode), "r+b")
-        try:
-            if sys.platform == "win32":
-                return path, file
-            with suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            os.fchmod(file.fileno(), mode)  # a umask may have taken the owner's right to read
-            # Someone who cleans up may have come between creation and lock.
-            if os.fstat(file.fileno()).st_nlink:
-                return path, file
-        except BaseException:
-            file.close()
-            with suppress(OSError):
-                os.unlink(path)
-            raise
-        file.close()
-
-
-@contextmanager
-def _claim(entry: os.DirEntry[str]) -> Iterator[bool]:
-    """Whether no process writes the temporary file; inside the block none can go on to."""
-    if sys.platform == "win32":
-        yield True
-        return
-    with open(entry.path, "rb", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            claimed = True
-        except OSError:
-            claimed = time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS
-        yield claimed
-
-
 def _write_all(file: FileIO, data: memoryview) -> None:
     while data:
         data = data[file.write(data[:_WRITE_BYTES]) :]
-
-
-def _sync_folder(folder: str) -> None:
-    """Bring a new name to the disk, where the system can; a file's own data is synced by its writer."""
-    if sys.platform == "win32":
-        return
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

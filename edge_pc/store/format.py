@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from io import FileIO
 from typing import Any
@@ -35,7 +36,7 @@ MAX_METADATA_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 32
 CHECKSUM_TAG = "xxh3_128"
 # The last second of the year 9999, the largest time that `datetime` takes.
-_MAX_TIME = 253402300799.0
+MAX_TIME = 253402300799.0
 # dtype → how a `.npy` header spells it. All are little-endian.
 DESCRIPTORS = {"float32": "<f4", "float16": "<f2", "uint8": "|u1"}
 _READ_BYTES = 1024 * 1024
@@ -82,7 +83,7 @@ class Metadata:
             type(size) is int and 1 <= size < 2**63 for size in self.shape
         ):
             raise StatesError(f"metadata: the shape is not a list of 1 to {MAX_DIMENSIONS} sizes")
-        if type(self.created) not in (int, float) or not 0 <= self.created <= _MAX_TIME:
+        if type(self.created) not in (int, float) or not 0 <= self.created <= MAX_TIME:
             raise StatesError("metadata: 'created' is not a time")
         if not _is_checksum(self.checksum):
             raise StatesError(f"metadata: the checksum is not {CHECKSUM_TAG}")
@@ -204,8 +205,11 @@ def array_checksum(array: NDArray[Any]) -> str:
     return f"{CHECKSUM_TAG}:{xxhash.xxh3_128_hexdigest(array.data.cast('B'))}"
 
 
-def check_array(file: FileIO, metadata: Metadata) -> None:
+def check_array(file: FileIO, metadata: Metadata, after_block: Callable[[], None] = lambda: None) -> None:
     """Read the whole array and compare its checksum. Reads, not a mapping: a file cut meanwhile must not kill us.
+
+    Args:
+        after_block: called after each block that was read; it may raise to stop.
 
     Raises:
         StatesError: the checksum differs, or the file ended early.
@@ -220,6 +224,7 @@ def check_array(file: FileIO, metadata: Metadata) -> None:
             raise StatesError("file truncated while it was read")
         digest.update(buffer[:count])
         remaining -= count
+        after_block()
     if f"{CHECKSUM_TAG}:{digest.hexdigest()}" != metadata.checksum:
         raise StatesError("checksum of the array does not match")
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_pc.store.format import is_key
+from edge_pc.store.format import MAX_TIME, is_key
 from edge_pc.store.info import EntryInfo
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ _COLUMNS: dict[str, type] = {
     "last_used": float,
     "hits": int,
 }
+_SELECT = f"SELECT {', '.join(_COLUMNS)}, identity FROM entries"
 _INSERT = f"INSERT INTO entries ({', '.join(_COLUMNS)}, identity) VALUES ({'?, ' * len(_COLUMNS)}?)"
 _RENEW = (
     "ON CONFLICT (key) DO UPDATE SET model = excluded.model, schema = excluded.schema, module = excluded.module, "
@@ -65,6 +68,10 @@ _RENEW = (
     "checksum = excluded.checksum, created = excluded.created, last_used = max(last_used, excluded.last_used), "
     "identity = excluded.identity"
 )
+_SIZES = ("tokens", "nbytes", "hits")
+_TIMES = ("created", "last_used")
+# Of the files that SQLite may have.
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
 # Another process's transactions take a few ms; whoever holds the index longer must not hold up an answer.
 _BUSY_SECONDS = 0.2
 _ATTEMPTS = 3
@@ -80,11 +87,25 @@ _BACKOFF_SECONDS = 5.0
 _FLUSH_SECONDS = 10.0
 
 
-class Index:
-    """The index in the folder `root`, opened when it is first needed and created when `root` exists. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the index says of an entry, and the identity of the file that this was noted for; empty: not checked."""
 
-    def __init__(self, root: Path) -> None:
+    info: EntryInfo
+    identity: str
+
+
+class Index:
+    """The index in the folder `root`, opened when it is first needed and created when `root` exists. Thread-safe.
+
+    Args:
+        root: the store's folder.
+        path_of: gives the file of a key.
+    """
+
+    def __init__(self, root: Path, path_of: Callable[[str], str]) -> None:
         self.path = root / INDEX_FILE
+        self._path_of = path_of
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._writable = False
@@ -92,16 +113,12 @@ class Index:
         self._uses: dict[str, tuple[int, float]] = {}
         self._flushed_at = time.monotonic()
 
-    def identity(self, key: str) -> tuple[str, int] | None:
-        """Identity and size in bytes of the file that was checked last; the identity is empty if none was."""
+    def row(self, key: str) -> Row | None:
+        """What is noted of an entry; None: nothing, or there is no index to ask."""
 
-        def work(connection: sqlite3.Connection) -> tuple[str, int] | None:
-            row = connection.execute("SELECT identity, nbytes FROM entries WHERE key = ?", (key,)).fetchone()
-            if row is None:
-                return None
-            if not isinstance(row[0], str) or not isinstance(row[1], int):
-                raise sqlite3.DatabaseError("a row has values of the wrong type")
-            return row[0], row[1]
+        def work(connection: sqlite3.Connection) -> Row | None:
+            row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+            return None if row is None else self._row(row)
 
         return self._run(work, None)
 
@@ -123,21 +140,13 @@ class Index:
         if rows:
             self._run(lambda connection: connection.executemany("DELETE FROM entries WHERE key = ?", rows), None, True)
 
-    def entries(self, path_of: Callable[[str], str]) -> dict[str, EntryInfo] | None:
+    def entries(self) -> dict[str, EntryInfo] | None:
         """Every entry by its key, or None when there is no index to ask."""
         self.flush()
 
-        def work(connection: sqlite3.Connection) -> dict[str, EntryInfo] | None:
-            rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM entries").fetchall()
-            return {row[0]: EntryInfo(**_checked_row(row), path=Path(path_of(row[0]))) for row in rows}
-
-        return self._run(work, None)
-
-    def total_bytes(self) -> int | None:
-        """The size of all entries in bytes, or None when there is no index to ask."""
-
-        def work(connection: sqlite3.Connection) -> int | None:
-            return _number(connection, "SELECT coalesce(sum(nbytes), 0) FROM entries")
+        def work(connection: sqlite3.Connection) -> dict[str, EntryInfo]:
+            rows = map(self._row, connection.execute(_SELECT).fetchall())
+            return {row.info.key: row.info for row in rows}
 
         return self._run(work, None)
 
@@ -186,6 +195,11 @@ class Index:
             self.flush()
             self._disconnect()
 
+    def _row(self, row: tuple[Any, ...]) -> Row:
+        *values, identity = row
+        checked = _checked_row(tuple(values), identity)
+        return Row(EntryInfo(**checked, path=Path(self._path_of(checked["key"]))), identity)
+
     def _run(self, work: Callable[[sqlite3.Connection], T], default: T, writes: bool = False) -> T:
         """The result of `work` in a transaction, or `default` if the index cannot be used now."""
         with self._lock:
@@ -220,6 +234,7 @@ class Index:
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
+        self._clear_the_way()
         if not self.path.exists():
             # SQLite gives its other files the same mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -243,11 +258,22 @@ class Index:
                 self._connection.close()
             self._connection = None
 
+    def _clear_the_way(self) -> None:
+        """Move away what is no file where SQLite needs one: a container's runtime makes a folder of a missing file."""
+        for path in self._paths():
+            if path.exists() and not path.is_file():
+                _log.info("%s is no file: it is moved away", path)
+                with suppress(OSError):
+                    path.rename(path.with_name(f"{path.name}.{secrets.token_hex(8)}.moved"))
+
     def _delete(self) -> None:
         _log.info("the index %s is broken or of another version: it is made again from the files", self.path)
-        for suffix in ("", "-wal", "-shm"):
+        for path in self._paths():
             with suppress(OSError):
-                os.unlink(f"{self.path}{suffix}")
+                path.unlink()
+
+    def _paths(self) -> list[Path]:
+        return [self.path.with_name(self.path.name + suffix) for suffix in _SUFFIXES]
 
 
 def _open(path: Path, options: str) -> sqlite3.Connection:
@@ -274,11 +300,14 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     return row[0]
 
 
-def _checked_row(row: tuple[Any, ...]) -> dict[str, Any]:
-    """A row by column; SQLite itself takes any type in any column, and a broken page may hold anything."""
+def _checked_row(row: tuple[Any, ...], identity: object) -> dict[str, Any]:
+    """A row by column; SQLite itself takes any value in any column, and a broken page may hold anything."""
     values = dict(zip(_COLUMNS, row, strict=True))
-    if not all(isinstance(values[name], kind) for name, kind in _COLUMNS.items()) or not is_key(values["key"]):
+    if not all(isinstance(values[name], kind) for name, kind in _COLUMNS.items()) or not isinstance(identity, str):
         raise sqlite3.DatabaseError("a row has values of the wrong type")
+    sizes, times = [values[name] for name in _SIZES], [values[name] for name in _TIMES]
+    if not is_key(values["key"]) or min(sizes) < 0 or not all(0 <= each <= MAX_TIME for each in times):
+        raise sqlite3.DatabaseError("a row has values out of range")
     return values
 
 

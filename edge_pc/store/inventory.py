@@ -9,10 +9,11 @@ from pathlib import Path
 from edge_pc.errors import StatesError, StoreError
 from edge_pc.store.entry import open_entry, read_entry
 from edge_pc.store.eviction import eviction_order
+from edge_pc.store.faults import check_limit, check_space, check_writable
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.index import Index
 from edge_pc.store.info import EntryInfo
-from edge_pc.store.opened import OpenedEntries
+from edge_pc.store.opened import Miss, OpenedEntries
 from edge_pc.system.sizes import format_size
 
 
@@ -26,10 +27,17 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was removed: entries, and how many bytes that freed (abandoned and broken files included)."""
+    """What was removed.
+
+    Attributes:
+        entries: that are gone.
+        nbytes: freed, abandoned and broken files included.
+        kept: entries that should have gone, and could not be deleted.
+    """
 
     entries: tuple[EntryInfo, ...]
     nbytes: int
+    kept: tuple[EntryInfo, ...] = ()
 
 
 class Inventory:
@@ -50,13 +58,11 @@ class Inventory:
         self._opened = opened
         self._max_bytes = max_bytes
         self._policy = policy
-        # Keys that this process has used: they are evicted only when nothing else is left.
-        self.in_use: set[str] = set()
 
     def survey(self) -> Survey:
         """What is there by the files, with what the index knows of them. The index is brought up to date."""
         # In this order: an entry added meanwhile is found among the files at least.
-        rows = self._index.entries(self._files.path) or {}
+        rows = self._index.entries() or {}
         keys = set(self._files.keys())
         found = Survey([rows[key] for key in sorted(keys & rows.keys())], {})
         for key in sorted(keys - rows.keys()):
@@ -65,12 +71,27 @@ class Inventory:
         return found
 
     def remove(self, entries: Iterable[EntryInfo]) -> Removed:
-        """Delete entries; those that cannot be deleted stay and are left out of the result."""
-        removed = tuple(entry for entry in entries if self._files.delete(entry.key))
+        """Delete entries."""
+        removed: list[EntryInfo] = []
+        kept: list[EntryInfo] = []
+        for entry in entries:
+            (removed if self._files.delete(entry.key) else kept).append(entry)
         keys = [entry.key for entry in removed]
         self._index.remove(keys)
         self._opened.forget(keys)
-        return Removed(removed, sum(entry.nbytes for entry in removed))
+        return Removed(tuple(removed), sum(entry.nbytes for entry in removed), tuple(kept))
+
+    def drop_damaged(self, key: str, identity: str, reason: str) -> Miss:
+        """Delete a damaged file, this very one: another process may have put a good one in its place.
+
+        The reason is remembered until the key has states again: whoever asks next is to know it, too.
+        """
+        deleted = self._files.delete(key, identity)
+        if deleted:
+            self._index.remove([key])
+        miss = Miss(reason, damaged=True)
+        self._opened.add(key, "" if deleted else identity, miss)
+        return miss
 
     def remove_broken(self, broken: dict[str, str]) -> int:
         """Delete the files that a survey found broken, if they still are those files. Returns the bytes freed."""
@@ -82,8 +103,8 @@ class Inventory:
         return freed
 
     def evict(self, entries: Iterable[EntryInfo], max_bytes: int) -> Removed:
-        """Delete of `entries` what must go so that the rest has at most `max_bytes`."""
-        ordered = eviction_order(entries, self._policy, self.in_use)
+        """Delete of `entries` what must go so that the rest has at most `max_bytes`; those in use go last."""
+        ordered = eviction_order(entries, self._policy, self._opened.in_use())
         excess = sum(entry.nbytes for entry in ordered) - max_bytes
         chosen = []
         for entry in ordered:
@@ -93,37 +114,38 @@ class Inventory:
             excess -= entry.nbytes
         return self.remove(chosen)
 
-    def keep_limit(self) -> None:
-        """Make the limit hold: at the start, and after a write, as several processes may have used the same room."""
-        if self._max_bytes is not None and not self._fits(0, self._max_bytes):
-            self.evict(self.survey().entries, self._max_bytes)
+    def check_room(self, needed: int) -> None:
+        """Find out whether `needed` bytes of states could be stored now.
+
+        Raises:
+            StoreError: the limit does not allow it, the disk has too little space, or nothing can be written there.
+        """
+        evictable = 0
+        if self._max_bytes is not None:
+            stored = sum(entry.nbytes for entry in self.survey().entries)
+            check_limit(self._path, stored, needed, self._max_bytes)
+            evictable = max(0, stored + needed - self._max_bytes)
+        check_space(self._path, needed - evictable)
+        check_writable(self._path, needed)
 
     def make_room(self, key: str, needed: int) -> None:
         """Evict entries, so that the limit holds when `needed` bytes are written for `key`.
 
         Raises:
-            StoreError: they are more than the limit, or what should go cannot be deleted.
+            StoreError: the limit does not allow it, what should go cannot be deleted, or the disk has too little space.
         """
-        if self._max_bytes is None or self._fits(needed, self._max_bytes):
-            return
-        limit = format_size(self._max_bytes)
-        if needed > self._max_bytes:
-            raise StoreError(
-                f"states of {format_size(needed)} are larger than the limit of the store, {limit}",
-                hint="raise the limit, or split the module",
-            )
-        # An older version of this entry is replaced, so it takes no room.
-        others = [entry for entry in self.survey().entries if entry.key != key]
-        removed = self.evict(others, self._max_bytes - needed)
-        if sum(entry.nbytes for entry in others) - removed.nbytes + needed > self._max_bytes:
-            raise StoreError(
-                f"no room for states of {format_size(needed)} in {self._path} (limit {limit}): files cannot be deleted",
-                hint="raise the limit, or end the programs that use the store",
-            )
-
-    def _fits(self, needed: int, max_bytes: int) -> bool:
-        total = self._index.total_bytes()
-        return total is not None and total + needed <= max_bytes
+        if self._max_bytes is not None:
+            entries = self.survey().entries
+            check_limit(self._path, sum(entry.nbytes for entry in entries), needed, self._max_bytes)
+            # An older version of this entry is replaced, so it takes no room.
+            removed = self.evict([entry for entry in entries if entry.key != key], self._max_bytes - needed)
+            if removed.kept:
+                raise StoreError(
+                    f"no room for states of {format_size(needed)} in {self._path} (limit "
+                    f"{format_size(self._max_bytes)}): files cannot be deleted",
+                    hint="raise the limit, or end the programs that use the store",
+                )
+        check_space(self._path, needed)
 
     def _adopt(self, key: str, found: Survey) -> None:
         """Add an entry that the index does not know, by what its file says of itself."""

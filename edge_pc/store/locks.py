@@ -1,7 +1,9 @@
-"""One worker at a time for each key, among the threads of this process and among processes.
+"""One worker at a time for each key, among the threads of this process and among processes; and one writer at a time
+where a limit holds.
 
-The locks only save work: the states of a key are the same whoever computes them. Where no lock file can be made (a
-read-only store), or another process holds one for too long, the caller goes on without.
+Nothing wrong comes of doing without: the states of a key are the same whoever computes them, and a limit is exceeded by
+what others write at the same moment. So where no lock file can be made (a read-only store), or another process holds
+one for too long, the caller goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edge_pc.store.files import make_private_folder
+from edge_pc.system.files import make_private_folder
 
 _log = logging.getLogger("edge_pc.store")
 
@@ -44,8 +46,13 @@ class KeyLocks:
         self._locks: dict[str, _KeyLock] = {}
 
     @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Wait until no other thread or process holds `key`, and hold it. A thread may do so again inside."""
+    def hold(self, key: str, holder: str = "encodes the same module") -> Iterator[None]:
+        """Wait until no other thread or process holds `key`, and hold it. A thread may do so again inside.
+
+        Args:
+            key: of an entry, or another name for a file.
+            holder: what whoever holds it does, for people who wait.
+        """
         path = self._folder / (key + _SUFFIX)
         with self._mutex:
             if key not in self._locks:
@@ -54,7 +61,7 @@ class KeyLocks:
             lock.users += 1
         try:
             with lock.threads:
-                acquired = self._acquire(lock.processes)
+                acquired = self._acquire(lock.processes, holder)
                 try:
                     yield
                 finally:
@@ -78,13 +85,13 @@ class KeyLocks:
                         lock.acquire(timeout=0)
                         _release(lock, path)
 
-    def _acquire(self, lock: FileLock) -> bool:
+    def _acquire(self, lock: FileLock, holder: str) -> bool:
         try:
             make_private_folder(self._folder)
             try:
                 lock.acquire(timeout=_SILENT_SECONDS)
             except Timeout:
-                _log.info("waiting for another process that encodes the same module")
+                _log.info("waiting for another process that %s", holder)
                 lock.acquire(timeout=_MAX_SECONDS)
         except Timeout:
             _log.warning("another process has held a lock for %.0f s; going on without it", _MAX_SECONDS)

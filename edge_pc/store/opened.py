@@ -1,18 +1,25 @@
-"""Entries that this process has opened: asking for one again costs no more than a look at its file's time stamps."""
+"""Entries that this process has opened: asking for one again costs no more than a look at its file's time stamps.
+
+Invariant: the states handed out for an entry are one object as long as anybody holds it. When nobody does, the entry is
+no longer in use; the last few stay mapped for the next prompt.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 
-# Each mapping holds a file descriptor before Python 3.13; macOS gives a process 256 by default.
-_MAX_OPENED = 128
+# Entries that stay mapped although nobody uses them. A mapping costs a little memory of the kernel, and keeps a deleted
+# file's space taken.
+_MAX_IDLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,70 +35,101 @@ class Miss:
     damaged: bool = False
 
 
+class _Referable:
+    """What a weak reference may point to."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """What was found in a file.
+class StoredStates(KVStates, _Referable):
+    """States mapped from a file of the store.
 
     Attributes:
         identity: of the file (`identity_of`).
-        layout: the name of the stored layout, empty for a miss.
-        result: its states, or what is wrong with it.
+        layout: the name of the stored layout.
     """
 
-    identity: str
-    layout: str
-    result: KVStates | Miss
+    identity: str = ""
+    layout: str = ""
 
-    def matching(self, layout: KVLayout, token_ids: IntArray, position_ids: IntArray) -> KVStates | Miss:
-        """The states, if they are those of these tokens at these positions in this layout.
+    def mismatch(self, layout: KVLayout, token_ids: IntArray, position_ids: IntArray) -> Miss | None:
+        """Why these are not the states of these tokens at these positions in this layout; None: they are.
 
         A key that two contents share would otherwise give fluent wrong answers.
         """
-        states = self.result
-        if isinstance(states, Miss):
-            return states
-        if len(states.token_ids) != len(token_ids):
-            return Miss(f"{len(states.token_ids)} tokens are stored, {len(token_ids)} asked for")
-        if not np.array_equal(states.token_ids, token_ids):
+        if len(self.token_ids) != len(token_ids):
+            return Miss(f"{len(self.token_ids)} tokens are stored, {len(token_ids)} asked for")
+        if not np.array_equal(self.token_ids, token_ids):
             return Miss("other token ids are stored")
-        if not np.array_equal(states.position_ids, position_ids):
+        if not np.array_equal(self.position_ids, position_ids):
             return Miss("other position ids are stored")
-        found, shape = states.array, layout.array_shape(position_ids)
+        found, shape = self.array, layout.array_shape(position_ids)
         if self.layout != layout.name or found.shape != shape or found.dtype != np.dtype(layout.dtype):
             stored = f"stored as {self.layout} {found.dtype} {found.shape}"
             return Miss(f"{stored}, asked for as {layout.name} {layout.dtype} {shape}")
-        return states
+        return None
+
+
+Found = TypeVar("Found", StoredStates, Miss)
 
 
 class OpenedEntries:
-    """The entries opened last, by key. Thread-safe."""
+    """What was found in the entries opened last, by key and the identity of the file. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, Opened] = OrderedDict()
+        # These objects stay in here: what is handed out is a second one over the same pages, so that it goes with its
+        # last user.
+        self._recent: OrderedDict[str, tuple[str, StoredStates | Miss]] = OrderedDict()
+        self._handed_out: WeakValueDictionary[str, StoredStates] = WeakValueDictionary()
 
-    def get(self, key: str, identity: str) -> Opened | None:
+    def get(self, key: str, identity: str) -> StoredStates | Miss | None:
         """What was found in the file with this identity, if it was opened."""
         with self._lock:
-            opened = self._entries.get(key)
-            if opened is None or opened.identity != identity:
+            handed_out = self._handed_out.get(key)
+            if handed_out is not None and handed_out.identity == identity:
+                return handed_out
+            opened, found = self._recent.get(key, ("", None))
+            if found is None or opened != identity:
                 return None
-            self._entries.move_to_end(key)
-            return opened
+            self._recent.move_to_end(key)
+            return self._hand_out(key, found)
 
-    def add(self, key: str, opened: Opened) -> None:
+    def add(self, key: str, identity: str, found: Found) -> Found:
+        """Remember what was found in the file with this identity, and give it as `get` does.
+
+        Args:
+            identity: empty for a file that was damaged and has been deleted.
+        """
         with self._lock:
-            self._entries[key] = opened
-            self._entries.move_to_end(key)
-            if len(self._entries) > _MAX_OPENED:
-                self._entries.popitem(last=False)
+            self._recent[key] = (identity, found)
+            self._recent.move_to_end(key)
+            if len(self._recent) > _MAX_IDLE:
+                self._recent.popitem(last=False)
+            self._handed_out.pop(key, None)
+            return self._hand_out(key, found)
+
+    def in_use(self) -> set[str]:
+        """The keys of the entries whose states somebody holds."""
+        with self._lock:
+            return set(self._handed_out.keys())
 
     def forget(self, keys: Iterable[str]) -> None:
         """Let go of mappings: a deleted file's space becomes free once no one maps it."""
         with self._lock:
             for key in keys:
-                self._entries.pop(key, None)
+                self._recent.pop(key, None)
+                self._handed_out.pop(key, None)
 
     def clear(self) -> None:
+        """Let go of all that nobody uses."""
         with self._lock:
-            self._entries.clear()
+            self._recent.clear()
+
+    def _hand_out(self, key: str, found: Found) -> Found:
+        if isinstance(found, Miss):
+            return found
+        states = replace(found)
+        self._handed_out[key] = states
+        return states

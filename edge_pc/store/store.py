@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 from edge_pc.errors import OptionError, StatesError, StoreError
+from edge_pc.store.checks import BackgroundChecks
 from edge_pc.store.entry import identity_of, load_entry, map_array
 from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
 from edge_pc.store.faults import cannot_write, free_bytes
@@ -34,8 +35,11 @@ from edge_pc.store.index import Index
 from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
-from edge_pc.store.opened import Miss, Opened, OpenedEntries
+from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
 from edge_pc.store.verify import Finding, VerifyProgress, verify_store
+
+# Of the lock on writing; no key looks like this.
+_WRITERS = "writers-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class StateStore:
 
     Args:
         root: the folder. It is created when something is written; that it is missing or read-only is no error before.
-        max_bytes: the files' total size is kept at or below this, at once and on every `put`; None: no limit.
+        max_bytes: `put` keeps the files' total size at or below this; None: no limit. A limit below what is stored
+            already removes nothing: `put` refuses, until `gc` was asked to make room.
         policy: which entries go first then (`EVICTION_POLICIES`).
 
     Raises:
@@ -70,15 +75,14 @@ class StateStore:
         self.path = Path(os.path.abspath(root))
         self.max_bytes = max_bytes
         self._files = StatesFiles(self.path)
-        self._index = Index(self.path)
+        self._index = Index(self.path, self._files.path)
         self._locks = KeyLocks(self.path)
         self._opened = OpenedEntries()
         self._inventory = Inventory(self.path, self._files, self._index, self._opened, max_bytes, policy)
-        if max_bytes is not None:
-            self._inventory.survey()  # counts what the index does not know
-            self._inventory.keep_limit()
+        self._checks = BackgroundChecks(self._files, self._inventory.drop_damaged)
         # A store that nobody closes still keeps its last uses.
         weakref.finalize(self, self._index.close)
+        weakref.finalize(self, self._checks.stop, wait=False)
 
     def __enter__(self) -> StateStore:
         return self
@@ -91,21 +95,20 @@ class StateStore:
 
         Whatever is on the disk, states are only returned when their file was checked to the last byte (once; again when
         its time stamps or size changed) and holds exactly these token and position ids in this layout. A file that is
-        not what it should be is deleted.
+        not what it should be is deleted. The entry is in use, and evicted last, as long as somebody holds the states.
 
         Args:
             key: the store key, `[a-z0-9]+`.
             layout: the backend's.
             token_ids, position_ids: int32 `[tokens]`.
         """
-        opened = self._open(key)
-        if opened is None:
-            return Miss("not in the store")
-        found = opened.matching(layout, token_ids, position_ids)
-        if isinstance(found, KVStates):
-            self._inventory.in_use.add(key)
+        found = self._open(key)
+        if isinstance(found, Miss):
+            return found
+        mismatch = found.mismatch(layout, token_ids, position_ids)
+        if mismatch is None:
             self._index.record_use(key)
-        return found
+        return mismatch or found
 
     def put(
         self,
@@ -151,25 +154,34 @@ class StateStore:
             checksum=array_checksum(array),
         )
         parts = (pack_header(metadata.dtype, shape), array.data.cast("B"), pack_trailer(metadata))
-        path = self._files.path(key)
         needed = sum(len(part) for part in parts)
-        self._inventory.make_room(key, needed)
-        try:
-            with self._files.write(key, parts) as file:
-                states = _states(metadata, map_array(file, metadata), path)
-                status = os.fstat(file.fileno())
-        except OSError as exc:
-            raise cannot_write(exc, Path(path), needed) from exc
-        self._inventory.in_use.add(key)
-        if status.st_nlink:  # no other process has removed or replaced it meanwhile
-            self._index.put(EntryInfo.of(metadata, needed, Path(path)), identity_of(status))
-            self._opened.add(key, Opened(identity_of(status), layout.name, states))
-        self._inventory.keep_limit()
-        return states
+        with self._one_writer():
+            self._inventory.make_room(key, needed)
+            try:
+                return self._write(metadata, parts, needed)
+            except OSError as exc:
+                raise cannot_write(exc, Path(self._files.path(key)), needed) from exc
 
     def lock(self, key: str) -> AbstractContextManager[None]:
         """Hold `key`, so that one thread of one process encodes it; the others wait, and find it in the store then."""
         return self._locks.hold(_checked_key(key))
+
+    def check_room(self, nbytes: int) -> None:
+        """Find out, before they are computed, whether states of `nbytes` in all could be stored now.
+
+        Raises:
+            StoreError: they could not: the limit does not allow it, the disk has too little space or is read-only, …
+        """
+        if nbytes:
+            self._inventory.check_room(nbytes)
+
+    def start_checks(self) -> None:
+        """Begin to read, in the background, the files that lookups trusted by their time stamps; returns at once.
+
+        Call it when an answer has begun. A file whose bytes have changed all the same is deleted, and a warning says
+        so: what was answered with it may be wrong.
+        """
+        self._checks.start()
 
     def entries(self) -> list[EntryInfo]:
         """What is stored, oldest first."""
@@ -208,59 +220,89 @@ class StateStore:
             max_bytes: remove entries until the rest fits; None: the store's own limit, if it has one.
             older_than: remove entries that were not used for this many seconds.
         """
-        freed = sum(size for _, size in self._files.abandoned(delete=True))
+        freed = self._files.remove_abandoned()
         self._locks.delete_abandoned()
         found = self._inventory.survey()
         freed += self._inventory.remove_broken(found.broken)
         oldest = 0.0 if older_than is None else time.time() - older_than
-        removed = self._inventory.remove(entry for entry in found.entries if entry.last_used < oldest).entries
+        old = self._inventory.remove(entry for entry in found.entries if entry.last_used < oldest)
         limit = self.max_bytes if max_bytes is None else max_bytes
+        evicted = Removed((), 0)
         if limit is not None:
-            gone = {entry.key for entry in removed}
-            removed += self._inventory.evict([entry for entry in found.entries if entry.key not in gone], limit).entries
-        return Removed(removed, freed + sum(entry.nbytes for entry in removed))
+            gone = {entry.key for entry in old.entries}
+            evicted = self._inventory.evict([entry for entry in found.entries if entry.key not in gone], limit)
+        kept = {entry.key: entry for entry in (*old.kept, *evicted.kept)}
+        return Removed(old.entries + evicted.entries, freed + old.nbytes + evicted.nbytes, tuple(kept.values()))
 
     def close(self) -> None:
-        """Write what the index still has in memory. States that were handed out stay valid."""
+        """Stop the background checks and write what the index still has in memory. States handed out stay valid."""
+        self._checks.stop()
         self._opened.clear()
         self._index.close()
 
-    def _open(self, key: str) -> Opened | None:
-        """What stands under `key`, from memory if the file is the one that was opened before; None: nothing."""
+    def _one_writer(self) -> AbstractContextManager[object]:
+        """Hold the right to write. Where there is a limit, one write at a time: two would use the same room."""
+        if self.max_bytes is None:
+            return nullcontext()
+        return self._locks.hold(_WRITERS, holder="writes states")
+
+    def _write(self, metadata: Metadata, parts: Sequence[bytes | memoryview], nbytes: int) -> KVStates:
+        """Write an entry and note it in the index.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        key, path = metadata.key, self._files.path(metadata.key)
+        with self._files.write(key, parts) as file:
+            array = map_array(file, metadata)
+            status = os.fstat(file.fileno())
+        states = _states(metadata, array, path, identity_of(status))
+        if not status.st_nlink:  # another process has removed or replaced it meanwhile
+            return states
+        self._index.put(EntryInfo.of(metadata, nbytes, Path(path)), states.identity)
+        return self._opened.add(key, states.identity, states)
+
+    def _open(self, key: str) -> StoredStates | Miss:
+        """What stands under `key`, from memory if the file is the one that was opened before."""
         path = self._files.path(_checked_key(key))
         try:
             identity = identity_of(os.stat(path))
-            known = self._opened.get(key, identity)
-            if known is not None:
-                return known
-            opened = self._open_file(key, path, identity)
+            return self._opened.get(key, identity) or self._open_file(key, path, identity)
         except FileNotFoundError:
-            self._opened.forget([key])
-            return None
+            damaged = self._opened.get(key, "")
+            if damaged is None:
+                self._opened.forget([key])
+            return damaged or Miss("not in the store")
         except OSError as exc:
-            return Opened("", "", Miss(f"{path} cannot be read: {exc.strerror}"))
-        self._opened.add(key, opened)
-        return opened
+            return Miss(f"{path} cannot be read: {exc.strerror}")
 
-    def _open_file(self, key: str, path: str, identity: str) -> Opened:
+    def _open_file(self, key: str, path: str, identity: str) -> StoredStates | Miss:
         """Open and map the file of `key`, after a check of all its bytes if it is not the file checked last."""
-        checked, checked_size = self._index.identity(key) or ("", 0)
+        row = self._index.row(key)
         try:
-            entry = load_entry(path, key, checked)
+            entry = load_entry(path, key, None if row is None else row.identity)
         except StatesError as exc:
-            size = self._files.size(key)
-            reason = f"file truncated: {size} of {checked_size} bytes" if size < checked_size else exc.message
-            # Only this very file: another process may have put a good one in its place.
-            if self._files.delete(key, identity):
-                self._index.remove([key])
-            return Opened(identity, "", Miss(reason, damaged=True))
+            size, noted = self._files.size(key), 0 if row is None else row.info.nbytes
+            reason = f"file truncated: {size} of {noted} bytes" if size < noted else exc.message
+            return self._inventory.drop_damaged(key, identity, reason)
         if entry.checked:
             self._index.put(EntryInfo.of(entry.metadata, entry.size, Path(path)), entry.identity)
-        return Opened(entry.identity, entry.metadata.layout, _states(entry.metadata, entry.array, path))
+        else:
+            self._checks.add(key, entry.identity, f"{entry.metadata.module} of {entry.metadata.schema}")
+        return self._opened.add(key, entry.identity, _states(entry.metadata, entry.array, path, entry.identity))
 
 
-def _states(metadata: Metadata, array: NDArray[Any], path: str) -> KVStates:
-    return KVStates(metadata.key, array, metadata.token_ids, metadata.position_ids, Path(path), HEADER_BYTES)
+def _states(metadata: Metadata, array: NDArray[Any], path: str, identity: str) -> StoredStates:
+    return StoredStates(
+        metadata.key,
+        array,
+        metadata.token_ids,
+        metadata.position_ids,
+        Path(path),
+        HEADER_BYTES,
+        identity,
+        metadata.layout,
+    )
 
 
 def _checked_key(key: str) -> str:

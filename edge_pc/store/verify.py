@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,33 +37,33 @@ class Finding:
 def verify_store(
     files: StatesFiles, index: Index, *, repair: bool, progress: VerifyProgress | None = None
 ) -> list[Finding]:
-    """Check everything. With `repair`, what is broken is deleted (it will be encoded again) and the index corrected."""
+    """Check everything. With `repair`, what is broken is deleted (it will be encoded again) and the index corrected.
+
+    Entries that the index does not know, and rows without a file, are no damage: a process that writes or removes an
+    entry is between its two steps, or was killed there. The index is brought up to date.
+    """
     findings, done = [], 0
-    broken = index.heal()
-    if broken:
+    if index.heal():
         findings.append(Finding("", index.path, "the index is broken", "it is made again from the files"))
-    rows = None if broken else index.entries(files.path)
     sizes = {key: files.size(key) for key in sorted(files.keys())}
     for key, size in sizes.items():
-        finding = _verify_entry(files, index, key, None if rows is None else rows.get(key), rows is not None, repair)
+        finding = _verify_entry(files, index, key, repair)
         if finding is not None:
             findings.append(finding)
         done += size
         if progress is not None:
             progress(done, sum(sizes.values()))
-    for key in sorted((rows or {}).keys() - sizes.keys()):
-        if repair:
-            index.remove([key])
-        action = "removed from the index" if repair else ""
-        findings.append(Finding(key, Path(files.path(key)), "in the index, but the file is missing", action))
-    for path, _ in files.abandoned(delete=repair):
-        findings.append(Finding("", path, "left behind by a killed process", "deleted" if repair else ""))
+    index.remove([key for key in index.entries() or {} if not files.size(key)])
+    for path in files.abandoned():
+        with suppress(FileNotFoundError):
+            if path.stat().st_size:  # else its writer may be about to lock it
+                findings.append(Finding("", path, "left behind by a killed process", "deleted" if repair else ""))
+    if repair:
+        files.remove_abandoned()
     return findings
 
 
-def _verify_entry(
-    files: StatesFiles, index: Index, key: str, row: EntryInfo | None, has_index: bool, repair: bool
-) -> Finding | None:
+def _verify_entry(files: StatesFiles, index: Index, key: str, repair: bool) -> Finding | None:
     path = Path(files.path(key))
     identity = files.identity(key)
     try:
@@ -73,15 +74,17 @@ def _verify_entry(
         return Finding(key, path, f"cannot be read: {exc.strerror}")
     except StatesError as exc:
         return Finding(key, path, exc.message, _delete(files, index, key, identity) if repair else "")
-    info = EntryInfo.of(entry.metadata, entry.size, path)
-    problem = ""
-    if row is None and has_index:
-        problem = "not in the index"
-    elif row is not None and replace(row, last_used=info.last_used, hits=info.hits) != info:
-        problem = "the index says otherwise than the file"
-    if repair or not problem:
+    info, row = EntryInfo.of(entry.metadata, entry.size, path), index.row(key)
+    # A row that was noted for another file is only old.
+    if row is not None and row.identity == entry.identity:
+        if replace(row.info, last_used=info.last_used, hits=info.hits) != info:
+            if repair:
+                index.put(info, entry.identity)
+            action = "index corrected" if repair else ""
+            return Finding(key, path, "the index says otherwise than the file", action)
+    elif entry.checked:
         index.put(info, entry.identity)  # spares the next process a check of its own
-    return Finding(key, path, problem, "index corrected" if repair else "") if problem else None
+    return None
 
 
 def _delete(files: StatesFiles, index: Index, key: str, identity: str) -> str:

@@ -47,3 +47,11 @@ def format_size(nbytes: int) -> str:
         if value < 1023.95:
             return f"{value:.1f} {unit}"
     return f"{value / 1024:.1f} TiB"
+
+
+def exact_size(nbytes: int) -> str:
+    """`nbytes` as `parse_size` reads it, without rounding: `5MiB`, `2GiB`, `5242881`."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes and nbytes % 1024**power == 0:
+            return f"{nbytes // 1024**power}{unit}"
+    return str(nbytes)
