@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
-from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.source import Source, read_source
+from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.models.spec import SPEC_FILE, ModelSpec
 from edge_pc.models.tokenizer import TOKENIZER_FILE
-from edge_pc.system.home import make_home
+from edge_pc.system.files import replacing_folder
 
 Progress = Callable[[str, int, int], None]
 Bits = Literal[4, 8, 32]
@@ -57,7 +54,8 @@ def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None
     model = read_source(source)
     report("read", 1, 1)
     try:
-        with _replacing(place) as folder:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(place) as folder:
             _write(model, folder, bits, report)
     except OSError as exc:
         raise ModelError(f"{out} cannot be written: {exc}") from exc
@@ -120,43 +118,3 @@ def _check_replaceable(out: Path) -> None:
             f"{out} is not empty and not an exported model ({SPEC_FILE} is missing), so it is left alone",
             hint="choose another folder with -o",
         )
-
-
-@contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its place when the block ends without an exception."""
-    import filelock
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.partial")
-    # One export to a place at a time, so that a temporary folder found there is the leftover of one that was killed.
-    locks = make_home() / "locks"
-    locks.mkdir(exist_ok=True)
-    name = hashlib.sha256(os.fsencode(out)).hexdigest()[:16]
-    with filelock.FileLock(locks / f"export-{name}.lock"):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            yield temporary
-            for path in temporary.iterdir():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
-            _swap(temporary, out)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _swap(new: Path, out: Path) -> None:
-    """Rename `new` to `out`. A folder that is there moves aside first, and back if the second rename fails."""
-    if not out.exists():
-        new.rename(out)
-        return
-    aside = out.with_name(f".{out.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    out.rename(aside)
-    try:
-        new.rename(out)
-    except OSError:
-        aside.rename(out)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)

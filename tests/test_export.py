@@ -280,7 +280,7 @@ def test_two_exports_to_one_place_at_once(tiny_gguf: Path, out: Path) -> None:
 
 
 def test_the_leftover_of_a_killed_export_is_cleared(tiny_gguf: Path, out: Path) -> None:
-    leftover = out.with_name(f".{out.name}.partial")
+    leftover = out.with_name(f".{out.name}.{'0' * 16}.tmp")
     leftover.mkdir(parents=True)
     (leftover / "model.onnx.data").write_bytes(b"half")
     export(tiny_gguf, out)
@@ -292,11 +292,11 @@ def test_the_old_model_returns_when_the_new_one_cannot_take_its_place(
     tiny_gguf: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(tiny_gguf, out, bits=32)
-    rename = Path.rename
+    rename, failures = Path.rename, [OSError(5, "Input/output error")]
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name.endswith(".partial"):
-            raise OSError(5, "Input/output error")
+        if target.name == out.name and failures:
+            raise failures.pop()
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)

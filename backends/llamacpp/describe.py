@@ -24,6 +24,7 @@ from edge_pc.models.description import Description
 from edge_pc.models.description import describe as describe_folder
 from edge_pc.models.spec import ModelSpec, RotaryEncoding
 from edge_pc.models.tokenizer import TOKENIZER_FILE
+from edge_pc.system.files import make_private_folder, replacing_file, replacing_folder
 from edge_pc.system.home import home
 
 # Files up to this size are hashed whenever they are opened (30 ms for 100 MB); larger ones once, and then known again
@@ -78,10 +79,9 @@ def _remembered_hash(path: Path, identity: list[int]) -> str:
             return str(known["fingerprint"])
     fingerprint = _hash(path)
     with suppress(OSError):
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = note.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"identity": identity, "fingerprint": fingerprint}), encoding="utf-8")
-        os.replace(partial, note)
+        make_private_folder(note.parent)
+        with replacing_file(note) as file:
+            file.write(json.dumps({"identity": identity, "fingerprint": fingerprint}).encode())
     return fingerprint
 
 
@@ -153,9 +153,6 @@ def _quantization(file: GGUFFile) -> str:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".partial-", dir=kept.parent) as temporary:
-        whole = Path(shutil.copytree(made, Path(temporary) / "model"))
-        if kept.exists():
-            shutil.rmtree(kept)
-        whole.rename(kept)
+    make_private_folder(kept.parent)
+    with replacing_folder(kept) as folder:
+        shutil.copytree(made, folder, dirs_exist_ok=True)

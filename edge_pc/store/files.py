@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
+from io import BufferedRandom, FileIO
 from pathlib import Path
 
 from edge_pc.store.entry import identity_of, wait_for_clock_tick
@@ -69,6 +69,7 @@ class StatesFiles:
             with replacing_file(path, _MODE) as new:
                 for part in parts:
                     _write_all(new, memoryview(part))
+                new.flush()
                 if sys.platform != "win32":
                     file = opened.enter_context(FileIO(os.dup(new.fileno()), "rb"))
             if sys.platform == "win32":  # which cannot rename an open file
@@ -111,9 +112,9 @@ class StatesFiles:
         return [entry for entry in _scan(self._root) if len(entry.name) <= 2 and is_key(entry.name)]
 
 
-def _write_all(file: FileIO, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data[:_WRITE_BYTES]) :]
+def _write_all(file: BufferedRandom, data: memoryview) -> None:
+    for start in range(0, len(data), _WRITE_BYTES):
+        file.write(data[start : start + _WRITE_BYTES])
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

@@ -90,7 +90,7 @@ class Inventory:
         if deleted:
             self._index.remove([key])
         miss = Miss(reason, damaged=True)
-        self._opened.add(key, "" if deleted else identity, miss)
+        self._opened.add_miss(key, "" if deleted else identity, miss)
         return miss
 
     def remove_broken(self, broken: dict[str, str]) -> int:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,14 +34,8 @@ class Miss:
     damaged: bool = False
 
 
-class _Referable:
-    """What a weak reference may point to."""
-
-    __slots__ = ("__weakref__",)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredStates(KVStates, _Referable):
+@dataclass(frozen=True, eq=False)  # no slots: a weak reference must be able to point to them
+class StoredStates(KVStates):
     """States mapped from a file of the store.
 
     Attributes:
@@ -71,9 +64,6 @@ class StoredStates(KVStates, _Referable):
         return None
 
 
-Found = TypeVar("Found", StoredStates, Miss)
-
-
 class OpenedEntries:
     """What was found in the entries opened last, by key and the identity of the file. Thread-safe."""
 
@@ -94,21 +84,22 @@ class OpenedEntries:
             if found is None or opened != identity:
                 return None
             self._recent.move_to_end(key)
-            return self._hand_out(key, found)
+            return found if isinstance(found, Miss) else self._hand_out(key, found)
 
-    def add(self, key: str, identity: str, found: Found) -> Found:
-        """Remember what was found in the file with this identity, and give it as `get` does.
+    def add(self, key: str, states: StoredStates) -> StoredStates:
+        """Remember states that were mapped, and hand them out."""
+        with self._lock:
+            self._remember(key, states.identity, states)
+            return self._hand_out(key, states)
+
+    def add_miss(self, key: str, identity: str, miss: Miss) -> None:
+        """Remember that the file with this identity was damaged.
 
         Args:
-            identity: empty for a file that was damaged and has been deleted.
+            identity: empty for a file that has been deleted.
         """
         with self._lock:
-            self._recent[key] = (identity, found)
-            self._recent.move_to_end(key)
-            if len(self._recent) > _MAX_IDLE:
-                self._recent.popitem(last=False)
-            self._handed_out.pop(key, None)
-            return self._hand_out(key, found)
+            self._remember(key, identity, miss)
 
     def in_use(self) -> set[str]:
         """The keys of the entries whose states somebody holds."""
@@ -127,9 +118,13 @@ class OpenedEntries:
         with self._lock:
             self._recent.clear()
 
-    def _hand_out(self, key: str, found: Found) -> Found:
-        if isinstance(found, Miss):
-            return found
-        states = replace(found)
-        self._handed_out[key] = states
+    def _remember(self, key: str, identity: str, found: StoredStates | Miss) -> None:
+        self._handed_out.pop(key, None)
+        self._recent[key] = (identity, found)
+        self._recent.move_to_end(key)
+        if len(self._recent) > _MAX_IDLE:
+            self._recent.popitem(last=False)
+
+    def _hand_out(self, key: str, kept: StoredStates) -> StoredStates:
+        states = self._handed_out[key] = replace(kept)
         return states

@@ -260,7 +260,7 @@ class StateStore:
         if not status.st_nlink:  # another process has removed or replaced it meanwhile
             return states
         self._index.put(EntryInfo.of(metadata, nbytes, Path(path)), states.identity)
-        return self._opened.add(key, states.identity, states)
+        return self._opened.add(key, states)
 
     def _open(self, key: str) -> StoredStates | Miss:
         """What stands under `key`, from memory if the file is the one that was opened before."""
@@ -289,7 +289,7 @@ class StateStore:
             self._index.put(EntryInfo.of(entry.metadata, entry.size, Path(path)), entry.identity)
         else:
             self._checks.add(key, entry.identity, f"{entry.metadata.module} of {entry.metadata.schema}")
-        return self._opened.add(key, entry.identity, _states(entry.metadata, entry.array, path, entry.identity))
+        return self._opened.add(key, _states(entry.metadata, entry.array, path, entry.identity))
 
 
 def _states(metadata: Metadata, array: NDArray[Any], path: str, identity: str) -> StoredStates:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedRandom
 from pathlib import Path
 
 # Windows does without: there, a file that is open elsewhere cannot be deleted anyway.
@@ -31,8 +31,10 @@ _SWAP_ATTEMPTS = 5
 
 
 @contextmanager
-def replacing_file(path: Path, mode: int | None = None) -> Iterator[FileIO]:
+def replacing_file(path: Path, mode: int | None = None) -> Iterator[BufferedRandom]:
     """A new file, empty and open for reading and writing, that takes the place of `path` when the block ends well.
+
+    Its own name is `file.name` until then.
 
     Args:
         path: in a folder that exists.
@@ -43,17 +45,18 @@ def replacing_file(path: Path, mode: int | None = None) -> Iterator[FileIO]:
     """
     remove_abandoned(path)
     file = _new_file(path, mode)
-    temporary = str(file.name)
     with file:
         try:
             yield file
+            file.flush()
             os.fsync(file.fileno())
             if sys.platform == "win32":  # which cannot rename an open file
                 file.close()
-            os.replace(temporary, path)
+            os.replace(file.name, path)
         except BaseException:
-            file.close()
-            _delete(temporary)
+            with suppress(OSError):  # what is still in the buffer does not matter
+                file.close()
+            _delete(file.name)
             raise
         sync_folder(path.parent)
 
@@ -134,16 +137,15 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
 
 
-def _new_file(path: Path, mode: int | None) -> FileIO:
+def _new_file(path: Path, mode: int | None) -> BufferedRandom:
     """A new file beside `path`, locked as long as its writer lives."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
-    def open_new(name: str, _: int) -> int:
-        return os.open(name, flags, 0o666 if mode is None else mode)
+    def open_new(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_EXCL, 0o666 if mode is None else mode)
 
     while True:
-        temporary = str(_temporary_name(path))
-        file = FileIO(temporary, "r+b", opener=open_new)
+        temporary = _temporary_name(path)
+        file = open(temporary, "w+b", opener=open_new)  # noqa: SIM115 - the caller closes it
         try:
             if sys.platform == "win32":
                 return file
@@ -215,9 +217,9 @@ def _swap(new: Path, path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         aside = _temporary_name(path)
+        with suppress(FileNotFoundError):
+            path.rename(aside)
         try:
-            with suppress(FileNotFoundError):
-                path.rename(aside)
             new.rename(path)
         except OSError:
             if not path.exists():
