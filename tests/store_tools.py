@@ -95,8 +95,9 @@ def start_python(code: str, *arguments: object, **options: Any) -> subprocess.Po
     environment.update(options.pop("env", {}))
     # In the repository's root, `edge_pc` would be the folder there rather than the installed package.
     options.setdefault("cwd", Path(__file__).parent)
+    options.setdefault("stdout", subprocess.PIPE)
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, **options)
+    return subprocess.Popen(command, env=environment, text=True, **options)
 
 
 def run_python(code: str, *arguments: object, **options: Any) -> str:

@@ -31,6 +31,14 @@ def write(new: Any, text: str) -> None:
         new.write(text.encode())
 
 
+def replace(replacing: Kind, path: Path, text: str, error: BaseException | None = None) -> None:
+    """Put `text` in place of what is at `path`; with an error, fail when it is half written."""
+    with replacing(path) as new:
+        write(new, text)
+        if error is not None:
+            raise error
+
+
 def read(path: Path) -> str | None:
     found = path / "deep" / "text" if path.is_dir() else path
     return found.read_text() if found.exists() else None
@@ -60,11 +68,9 @@ def test_a_writer_that_fails_leaves_nothing_behind(
 ) -> None:
     path = tmp_path / "it"
     if before:
-        with replacing(path) as new:
-            write(new, before)
-    with pytest.raises(error), replacing(path) as new:
-        write(new, "half")
-        raise error
+        replace(replacing, path, before)
+    with pytest.raises(error):
+        replace(replacing, path, "half", error())
     assert read(path) == before
     assert os.listdir(tmp_path) == ([path.name] if before else [])
 
@@ -82,15 +88,15 @@ def test_a_step_that_fails_leaves_what_was_there(
     tmp_path: Path, replacing: Kind, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "it"
-    with replacing(path) as new:
-        write(new, "old")
+    replace(replacing, path, "old")
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"), replacing(path) as new:
-        write(new, "new")
+    with monkeypatch.context() as patch:
         patch.setattr(step, fail)
+        with pytest.raises(OSError, match="Input/output"):
+            replace(replacing, path, "new")
     assert read(path) == "old"
     assert os.listdir(tmp_path) == ["it"]
 
@@ -99,8 +105,7 @@ def test_a_folder_returns_when_the_new_one_cannot_take_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "it"
-    with replacing_folder(path) as new:
-        write(new, "old")
+    replace(replacing_folder, path, "old")
     rename, failures = Path.rename, [OSError(errno.EIO, "Input/output error")]
 
     def failing(self: Path, target: Path) -> Path:
@@ -109,8 +114,8 @@ def test_a_folder_returns_when_the_new_one_cannot_take_its_place(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="Input/output"), replacing_folder(path) as new:
-        write(new, "new")
+    with pytest.raises(OSError, match="Input/output"):
+        replace(replacing_folder, path, "new")
     assert read(path) == "old"
     assert os.listdir(tmp_path) == ["it"]
 
@@ -136,8 +141,7 @@ def test_a_folder_is_put_there_between_the_renames(tmp_path: Path, monkeypatch: 
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", racing)
-    with replacing_folder(path) as new:
-        write(new, "ours")
+    replace(replacing_folder, path, "ours")
     assert read(path) == "ours"
     assert os.listdir(tmp_path) == ["it"]
 
@@ -145,8 +149,8 @@ def test_a_folder_is_put_there_between_the_renames(tmp_path: Path, monkeypatch: 
 def test_a_file_in_place_of_a_folder_stays(tmp_path: Path) -> None:
     path = tmp_path / "it"
     path.write_text("mine")
-    with pytest.raises(NotADirectoryError), replacing_folder(path) as new:
-        write(new, "new")
+    with pytest.raises(NotADirectoryError):
+        replace(replacing_folder, path, "new")
     assert path.read_text() == "mine"
     assert os.listdir(tmp_path) == ["it"]
 
@@ -163,14 +167,12 @@ def test_what_a_killed_writer_left_is_gone_after_the_next(tmp_path: Path, replac
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
-    with replacing(path) as new:
-        write(new, "whole")
+    replace(replacing, path, "whole")
     assert len(os.listdir(tmp_path)) == 3, "what is being written is left alone"
     for process in processes:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    with replacing(path) as new:
-        write(new, "again")
+    replace(replacing, path, "again")
     assert read(path) == "again"
     left = [name for name in os.listdir(tmp_path) if name != "it"]
     assert [name.startswith(".other.") for name in left] == [True], "that of another path is not ours to delete"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from store_tools import assert_hit, assert_miss, files_in, key_of, lookup, overwrite, put
 
+from edge_pc.cli import main
 from edge_pc.errors import OptionError, StoreError
 from edge_pc.store import EVICTION_POLICIES, StateStore
 from edge_pc.store.index import INDEX_FILE
+from edge_pc.system.sizes import format_size
 
 # What one entry of the tools takes on disk, and a little.
 ENTRY = 4096 + 3 * 2 * 2 * 32 * 16 * 4 + 700
@@ -66,44 +69,73 @@ def test_the_limit_holds_at_every_write_and_the_least_recently_used_go(root: Pat
     assert size_of(root) <= 4 * ENTRY
 
 
-def test_the_limit_holds_at_the_start(root: Path, clock: Any) -> None:
+def test_a_limit_below_what_is_there_removes_nothing_until_gc_does(root: Path, clock: Any) -> None:
     fill(root, range(4), clock)
-    StateStore(root, max_bytes=2 * ENTRY)
-    assert stored(root) == [2, 3]
-    StateStore(root, max_bytes=0)
+    with StateStore(root, max_bytes=2 * ENTRY) as store:
+        assert_hit(lookup(store, 0), 0)
+        for store_it in (lambda: put(store, 4), lambda: store.check_room(1)):
+            with pytest.raises(StoreError) as caught:
+                store_it()
+            held, limit = format_size(size_of(root)), format_size(2 * ENTRY)
+            assert f"holds {held}, more than its limit of {limit}" in caught.value.message
+            command = shlex.split(str(caught.value.hint).rpartition(": ")[2])
+        assert stored(root) == [0, 1, 2, 3]
+    assert command[0] == "edge-pc"
+    assert main(command[1:]) == 0
+    assert stored(root) == [0, 3]
+    with StateStore(root, max_bytes=2 * ENTRY) as store:
+        put(store, 4)
+        assert stored(root) == [0, 4]
+        store.gc()
+        assert stored(root) == [0, 4]
+        assert store.gc(max_bytes=0).kept == ()
     assert stored(root) == []
 
 
+def test_a_store_without_a_limit_may_outgrow_one_with_a_limit(root: Path, clock: Any) -> None:
+    with StateStore(root, max_bytes=2 * ENTRY) as small:
+        put(small, 0)
+        fill(root, range(1, 4), clock)
+        with pytest.raises(StoreError, match="nothing is stored"):
+            put(small, 4)
+        assert stored(root) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("index", ["missing", "locked out"])
-def test_the_limit_holds_without_an_index(root: Path, clock: Any, index: str) -> None:
-    fill(root, range(4), clock)
+def test_the_limit_holds_without_an_index(root: Path, clock: Any, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(root, range(3), clock)
     (root / INDEX_FILE).unlink()
     if index == "locked out":
-        (root / INDEX_FILE).mkdir()
+        monkeypatch.setattr("edge_pc.store.index.Index._run", lambda _, work, default, writes=False: default)
     with StateStore(root, max_bytes=3 * ENTRY) as store:
-        assert stored(root) == [1, 2, 3]
         put(store, 4)
-        assert stored(root) == [2, 3, 4]
-    if index == "locked out":
-        (root / INDEX_FILE).rmdir()
+        assert stored(root) == [1, 2, 4]
+    monkeypatch.undo()
     StateStore(root).entries()
 
 
-def test_what_this_process_uses_goes_last(root: Path, clock: Any) -> None:
+def test_what_is_in_use_goes_last(root: Path, clock: Any) -> None:
+    """An entry is in use as long as somebody holds its states, and no longer."""
     fill(root, range(4), clock)
     with StateStore(root, max_bytes=4 * ENTRY) as store:
-        assert_hit(lookup(store, 0), 0)
+        held = assert_hit(lookup(store, 0), 0)
         with StateStore(root) as other:  # another process uses the rest later
             clock(10)
             for number in (1, 2, 3):
                 assert_hit(lookup(other, number), number)
+        clock(10)
         put(store, 4)
         assert stored(root) == [0, 2, 3, 4]
         put(store, 5)
         put(store, 6)
         assert stored(root) == [0, 4, 5, 6]
-        put(store, 7)  # nothing else is left
+        del held
+        put(store, 7)
         assert stored(root) == [4, 5, 6, 7]
+        kept = [assert_hit(lookup(store, number), number) for number in (4, 5, 6, 7)]
+        put(store, 8)  # nothing else is left
+        assert len(stored(root)) == 4
+        assert [assert_hit(each, number) for each, number in zip(kept, (4, 5, 6, 7), strict=True)] == kept
 
 
 def test_a_larger_entry_is_refused_and_nothing_goes_for_it(root: Path, clock: Any) -> None:
@@ -152,7 +184,7 @@ def test_policies(root: Path, clock: Any, policy: str, left: list[int]) -> None:
         for number, tokens in ((2, 40), (1, 1), (1, 1), (2, 40), (0, 1)):
             lookup(store, number, tokens)
             clock(10)
-    StateStore(root, max_bytes=size_of(root) - 1, policy=policy)
+    StateStore(root, policy=policy).gc(max_bytes=size_of(root) - 1)
     assert stored(root) == left
 
 
@@ -255,19 +287,22 @@ class TestVerify:
         assert self.findings(store, repair=True) == [(key_of(1), problem, "deleted")]
         assert not path.exists()
 
-    def test_index_without_file(self, store: StateStore) -> None:
-        store.entries()[1].path.unlink()
-        problem = "in the index, but the file is missing"
-        assert self.findings(store) == [(key_of(1), problem, "")]
-        assert self.findings(store, repair=True) == [(key_of(1), problem, "removed from the index")]
+    def test_what_stands_between_two_steps_of_another_process_is_no_damage(self, store: StateStore) -> None:
+        """A file without a row and a row without a file: a writer is there, or was killed there."""
+        first, second, _ = store.entries()
+        first.path.unlink()
+        data = second.path.read_bytes()
+        store.remove([second.key])
+        second.path.write_bytes(data)
+        assert self.findings(store) == []
+        assert [entry.key for entry in store.entries()] == [key_of(1), key_of(2)]
 
-    def test_file_without_index(self, store: StateStore, root: Path) -> None:
-        path = store.entries()[1].path
-        data = path.read_bytes()
-        store.remove([key_of(1)])
-        path.write_bytes(data)
-        assert self.findings(store) == [(key_of(1), "not in the index", "")]
-        assert self.findings(store, repair=True) == [(key_of(1), "not in the index", "index corrected")]
+    def test_a_row_of_an_older_file_is_no_damage(self, store: StateStore, root: Path) -> None:
+        """A writer has replaced the file, and not come to the index yet."""
+        with sqlite3.connect(root / INDEX_FILE) as connection:
+            connection.execute("UPDATE entries SET tokens = 21, identity = 'older' WHERE key = ?", (key_of(1),))
+        assert self.findings(store) == []
+        assert [entry.tokens for entry in store.entries()] == [20, 20, 20]
 
     def test_index_that_lies(self, store: StateStore, root: Path) -> None:
         with sqlite3.connect(root / INDEX_FILE) as connection:

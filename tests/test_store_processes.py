@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,11 +26,17 @@ TOKENS = 2000
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "states"
-    with StateStore(tmp_path / "states") as store:
+    assert_tidy_after_gc(tmp_path / "states")
+
+
+def assert_tidy_after_gc(root: Path) -> None:
+    """Whatever happened, `gc` leaves whole entries that are listed, and the index."""
+    with StateStore(root) as store:
         store.gc()
+    with StateStore(root) as store:
+        listed = [entry.path for entry in store.entries()]
         assert store.verify() == []
-        assert all(name.endswith(".npy") for name in files_in(tmp_path / "states"))
-        assert not any((tmp_path / "states" / "locks").glob("*"))
+    assert sorted(path for path in root.rglob("*") if not path.is_dir()) == sorted([*listed, root / INDEX_FILE])
 
 
 # Encodes 0, 1, 2, …, going round, and says when it begins.
@@ -50,13 +57,15 @@ def test_killed_at_any_moment(root: Path) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     moments = random.Random(seed)
-    for _ in range(8):
+    for attempt in range(12):
         process = start_python(WRITER, root)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(moments.uniform(0, 0.15))
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        if attempt % 2:
+            assert_tidy_after_gc(root)
         with StateStore(root) as store:
             for number in range(8):
                 found = lookup(store, number, TOKENS)
@@ -73,35 +82,79 @@ def test_killed_at_any_moment(root: Path) -> None:
         assert len(store.entries()) == 8
 
 
-def killed_at(root: Path, function: str) -> None:
-    """A process that writes entry 1 and is killed where it would call `function`."""
-    code = (
-        "import os, signal, sys, store_tools as t\n"
-        "import edge_pc.store.files, edge_pc.store.index\n"
-        "from edge_pc.store import StateStore\n"
-        f"{function} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store = StateStore(sys.argv[1])\n"
-        "with store.lock(t.key_of(1)): t.put(store, 1)\n"
-    )
+# Steps of `put`, in their order.
+STEPS = {
+    "lock": "filelock.FileLock.acquire",
+    "new temporary file": "edge_pc.system.files.fcntl.flock",
+    "first bytes": "edge_pc.store.files._write_all",
+    "sync": "os.fsync",
+    "rename": "os.replace",
+    "clock": "edge_pc.store.files.wait_for_clock_tick",
+    "map": "edge_pc.store.store.map_array",
+    "new index": "edge_pc.store.index._checked",
+    "index": "edge_pc.store.index.Index.put",
+    "unlock": "edge_pc.store.locks._release",
+}
+
+
+@pytest.mark.parametrize("limit", [None, 10**6], ids=["no limit", "limit"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_a_step(root: Path, step: str, limit: int | None) -> None:
+    code = f"""
+import importlib, os, signal, sys, store_tools as t
+from edge_pc.store import StateStore
+store = StateStore(sys.argv[1], max_bytes={limit})
+place, _, name = {STEPS[step]!r}.rpartition(".")
+owner, path = None, place.split(".")
+while owner is None:
+    try:
+        owner = importlib.import_module(".".join(path))
+    except ImportError:
+        path.pop()
+for part in place.split(".")[len(path):]:
+    owner = getattr(owner, part)
+setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+with store.lock(t.key_of(1)):
+    t.put(store, 1)
+"""
     process = start_python(code, root)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "edge_pc.store.files._write_all"])
-def test_killed_before_the_file_is_there(root: Path, function: str) -> None:
-    killed_at(root, function)
+    steps = list(STEPS)
+    # With a limit, the index is asked before something is written.
+    written = steps.index(step) > steps.index("rename") and not (limit and step == "new index")
     with StateStore(root) as store:
-        assert not isinstance(lookup(store, 1), KVStates)
-        with store.lock(key_of(1)):  # the dead process's lock is no one's
-            assert_hit(put(store, 1), 1)
-
-
-def test_killed_between_file_and_index(root: Path) -> None:
-    killed_at(root, "edge_pc.store.index.Index.put")
+        with store.lock(key_of(2)):
+            put(store, 2)  # the dead process's locks are no one's
+        assert isinstance(lookup(store, 1), KVStates) == written
+    assert_tidy_after_gc(root)
     with StateStore(root) as store:
-        assert_hit(lookup(store, 1), 1)
-        assert [entry.key for entry in store.entries()] == [key_of(1)]
+        assert [entry.key for entry in store.entries()] == [key_of(1)] * written + [key_of(2)]
+        assert_hit(put(store, 1), 1)
+
+
+def test_verify_finds_nothing_in_a_store_that_others_write(root: Path) -> None:
+    """Writers put, replace and remove all the time; what stands between two of their steps is no damage."""
+    code = """
+import random, sys, store_tools as t
+from edge_pc.store import StateStore
+store = StateStore(sys.argv[1], max_bytes=200_000)
+while True:
+    t.put(store, random.randrange(12), random.randrange(1, 100))
+    store.remove([t.key_of(random.randrange(12))])
+"""
+    writers = [start_python(code, root, stdout=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        with StateStore(root) as store:
+            verified = 0
+            while verified < 150:
+                assert store.verify() == []
+                verified += len(store.entries())
+                assert all(writer.poll() is None for writer in writers)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
 
 
 def test_gc_leaves_what_is_being_written(root: Path) -> None:
@@ -198,7 +251,7 @@ def test_a_process_keeps_what_it_has_mapped(root: Path, way: str) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     if way == "evicted":
-        StateStore(root, max_bytes=0)
+        StateStore(root).gc(max_bytes=0)
     else:
         with StateStore(root) as store:
             store.remove([key_of(1)])
