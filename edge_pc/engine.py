@@ -202,6 +202,7 @@ class Engine:
                 prefilled = self._prefilled(partial(self.lay_out, prompt), self._answer(sampling), serving, watch)
                 live.append(contexts.enter_context(prefilled))
             for _ in decode(self.backend, live):
+                self.store.start_checks()
                 watch.check()
             return [one.answer.result() for one in live]
 
@@ -285,6 +286,7 @@ class Engine:
                     for (piece,) in decode(self.backend, [live]):
                         if piece:
                             yield piece
+                        self.store.start_checks()  # the first token did not wait for it
                         watch.check()
             except Cancelled:
                 answer.cancel()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,14 @@ from padded import PaddedLayout
 from edge_pc.backends.base import KVLayout, KVStates
 from edge_pc.backends.onnx.layout import PagedLayout
 from edge_pc.store import Miss, StateStore
+from edge_pc.store.index import INDEX_FILE
 
 LAYOUT = PaddedLayout("test-float32", "float32", (3, 2, 2, 1, 16), 3, 16)
 HALF = PaddedLayout("test-float16", "float16", (3, 2, 2, 1, 16), 3, 16)
 PAGED = PagedLayout(layers=3, kv_heads=2, head_dim=16, dtype="float32", page_tokens=64)
+# The name of the threads that check stores in the background.
+CHECKS = "edge-pc-store-checks"
+
 BYTES = PaddedLayout("test-blob", "uint8", (100,), 0, 1)
 
 
@@ -87,6 +94,30 @@ def overwrite(path: Path, data: bytes, offset: int = 0) -> None:
 def truncate(path: Path, size: int) -> None:
     path.chmod(0o600)
     os.truncate(path, size)
+
+
+def flip_a_bit(root: Path, key: str) -> None:
+    """Change a file so that nothing shows it: its new time stamps are those that were noted when it was checked."""
+    path = root / key[:2] / f"{key}.npy"
+    before = path.read_bytes()[5000]
+    overwrite(path, bytes([before ^ 64]), 5000)
+    status = path.stat()
+    identity = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+    with closing(sqlite3.connect(root / INDEX_FILE)) as connection, connection:
+        connection.execute("UPDATE entries SET identity = ? WHERE key = ?", (identity, key))
+
+
+def checking() -> list[threading.Thread]:
+    """The threads that check stores in the background."""
+    return [thread for thread in threading.enumerate() if thread.name == CHECKS]
+
+
+def finish_checks(store: StateStore) -> None:
+    """Have all checked that waits for it."""
+    store.start_checks()
+    for thread in checking():
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def start_python(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:

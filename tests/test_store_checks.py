@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sqlite3
 import sys
 import threading
 import time
@@ -13,13 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_tools import BYTES, assert_hit, assert_miss, files_in, key_of, lookup, overwrite, put, run_python
+from store_tools import (
+    BYTES,
+    CHECKS,
+    assert_hit,
+    assert_miss,
+    checking,
+    files_in,
+    finish_checks,
+    flip_a_bit,
+    key_of,
+    lookup,
+    put,
+    run_python,
+)
 
 from edge_pc.backends.base import KVStates
 from edge_pc.store import StateStore
-from edge_pc.store.index import INDEX_FILE
-
-THREAD = "edge-pc-store-checks"
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts what is open in /proc")
 
@@ -103,29 +112,6 @@ class TestWhatIsHeldOpen:
             assert store.totals().nbytes <= 10 * 5500
 
 
-def flip_a_bit(root: Path, number: int) -> None:
-    """Change a file so that nothing shows it: its new time stamps are those that were noted when it was checked."""
-    path = root / key_of(number)[:2] / f"{key_of(number)}.npy"
-    before = path.read_bytes()[5000]
-    overwrite(path, bytes([before ^ 1]), 5000)
-    status = path.stat()
-    identity = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
-    with sqlite3.connect(root / INDEX_FILE) as connection:
-        connection.execute("UPDATE entries SET identity = ? WHERE key = ?", (identity, key_of(number)))
-    connection.close()
-
-
-def checking() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == THREAD]
-
-
-def finish_checks(store: StateStore) -> None:
-    store.start_checks()
-    for thread in checking():
-        thread.join(60)
-        assert not thread.is_alive()
-
-
 class TestBackgroundChecks:
     @pytest.fixture
     def filled(self, root: Path) -> Path:
@@ -137,7 +123,7 @@ class TestBackgroundChecks:
     def test_a_bit_that_flipped_is_found_said_and_encoded_again(
         self, filled: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        flip_a_bit(filled, 1)
+        flip_a_bit(filled, key_of(1))
         store = StateStore(filled)
         found = [lookup(store, number) for number in range(3)]
         assert all(isinstance(states, KVStates) for states in found), "its time stamps are trusted"
@@ -178,7 +164,7 @@ class TestBackgroundChecks:
         """Another process has put a good one in its place while the damaged one was read."""
         from edge_pc.store.checks import check_array
 
-        flip_a_bit(filled, 1)
+        flip_a_bit(filled, key_of(1))
         store = StateStore(filled)
         lookup(store, 1)
 
@@ -207,7 +193,7 @@ class TestBackgroundChecks:
         path.rmdir()
 
     def test_closing_stops_it_and_the_next_start_goes_on(self, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        flip_a_bit(filled, 1)
+        flip_a_bit(filled, key_of(1))
         with monkeypatch.context() as patch:
             patch.setattr("edge_pc.store.checks._REST", 1e7)  # it rests after its first block until it is stopped
             store = StateStore(filled)
@@ -257,7 +243,7 @@ class TestBackgroundChecks:
         wait = threading.Event.wait
 
         def count(self: threading.Event, timeout: float | None = None) -> bool:
-            if threading.current_thread().name == THREAD and timeout is not None:
+            if threading.current_thread().name == CHECKS and timeout is not None:
                 rests.append(timeout)
                 time.sleep(0)
                 return self.is_set()

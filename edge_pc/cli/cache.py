@@ -21,7 +21,7 @@ from edge_pc.cli.options import (
     reads,
 )
 from edge_pc.cli.output import Output, counted
-from edge_pc.errors import OptionError
+from edge_pc.errors import OptionError, StoreError
 from edge_pc.system.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def rm(
         if chosen and not yes:
             size = format_size(sum(entry.nbytes for entry in chosen))
             click.confirm(f"Remove {counted(len(chosen), 'stored encoding')}, {size}?", abort=True, err=True)
-        _show_removed(store.remove([entry.key for entry in chosen]), out, as_json=as_json)
+        _show_removed(store.remove([entry.key for entry in chosen]), store, out, as_json=as_json)
 
 
 @cache.command(cls=GroupedCommand)
@@ -186,14 +186,21 @@ def gc(
     """Remove stored states by size and age, and what killed processes left behind."""
     out = Output(output)
     with _open_store(cache_dir) as store:
-        _show_removed(store.gc(max_bytes=max_size, older_than=older_than), out, as_json=as_json)
+        _show_removed(store.gc(max_bytes=max_size, older_than=older_than), store, out, as_json=as_json)
 
 
-def _show_removed(removed: Removed, out: Output, *, as_json: bool) -> None:
+def _show_removed(removed: Removed, store: StateStore, out: Output, *, as_json: bool) -> None:
+    """Say what was removed, and fail if something had to stay."""
     if as_json:
-        out.json({"removed": [entry.key for entry in removed.entries], "bytes": removed.nbytes})
+        keys, kept = [entry.key for entry in removed.entries], [entry.key for entry in removed.kept]
+        out.json({"removed": keys, "bytes": removed.nbytes, "kept": kept})
     else:
         out.note(f"removed {counted(len(removed.entries), 'stored encoding')}, {format_size(removed.nbytes)} freed")
+    if removed.kept:
+        raise StoreError(
+            f"{counted(len(removed.kept), 'stored encoding')} in {store.path} cannot be deleted",
+            hint="is the folder writable for you? On Windows, end the programs that use the store",
+        )
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:

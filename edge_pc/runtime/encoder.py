@@ -12,7 +12,7 @@ from typing import Any
 from edge_pc.backends.base import Backend, KVStates, Plan, Progress, Span, states_bytes
 from edge_pc.compose.encodings import Encoding
 from edge_pc.errors import StoreError
-from edge_pc.store import Miss, StateStore
+from edge_pc.store import Miss, StateStore, file_bytes
 
 log = logging.getLogger("edge_pc")
 
@@ -30,7 +30,7 @@ class EncodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class EncodingSize:
-    """What `encode` would still compute and write."""
+    """What `encode` would still compute, and write at most."""
 
     tokens: int
     nbytes: int
@@ -102,8 +102,12 @@ class Encoder:
     def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         """What obtaining all of them would still compute and write."""
         missing = [encoding for encoding in encodings if isinstance(self.lookup(encoding), Miss)]
-        nbytes = sum(states_bytes(self._backend.kv_layout, encoding.kept_position_ids) for encoding in missing)
+        nbytes = sum(self._file_bytes(encoding) for encoding in missing if encoding.stored)
         return EncodingSize(sum(len(encoding.token_ids) for encoding in missing), nbytes)
+
+    def _file_bytes(self, encoding: Encoding) -> int:
+        positions = encoding.kept_position_ids
+        return file_bytes(states_bytes(self._backend.kv_layout, positions), len(positions))
 
     def encode(self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None) -> EncodeReport:
         """Encode what is not stored, and report it."""

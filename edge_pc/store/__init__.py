@@ -4,6 +4,7 @@
 """
 
 from edge_pc.store.eviction import DEFAULT_POLICY, EVICTION_POLICIES
+from edge_pc.store.format import file_bytes
 from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
@@ -19,4 +20,5 @@ __all__ = [
     "Removed",
     "StateStore",
     "Totals",
+    "file_bytes",
 ]

@@ -34,6 +34,9 @@ FOOTER = struct.Struct("<Q16s8s")
 # About 24 bytes a token: room for two million tokens.
 MAX_METADATA_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 32
+# In the metadata: an id of ten digits and its comma; all that is not ids.
+_ID_BYTES = 11
+_NAMES_BYTES = 1024
 CHECKSUM_TAG = "xxh3_128"
 # The last second of the year 9999, the largest time that `datetime` takes.
 MAX_TIME = 253402300799.0
@@ -173,6 +176,11 @@ def pack_trailer(metadata: Metadata) -> bytes:
     if len(text) > MAX_METADATA_BYTES:
         raise StatesError(f"metadata has {len(text)} bytes, the limit is {MAX_METADATA_BYTES}")
     return text + FOOTER.pack(len(text), xxhash.xxh3_128_digest(text), MAGIC)
+
+
+def file_bytes(array_bytes: int, tokens: int) -> int:
+    """How large a states file gets, at most (names for people of usual length)."""
+    return HEADER_BYTES + array_bytes + _NAMES_BYTES + 2 * _ID_BYTES * tokens + FOOTER.size
 
 
 def read_metadata(file: FileIO, size: int) -> Metadata:

@@ -125,8 +125,8 @@ class Inventory:
             stored = sum(entry.nbytes for entry in self.survey().entries)
             check_limit(self._path, stored, needed, self._max_bytes)
             evictable = max(0, stored + needed - self._max_bytes)
-        check_space(self._path, needed - evictable)
         check_writable(self._path, needed)
+        check_space(self._path, needed - evictable)
 
     def make_room(self, key: str, needed: int) -> None:
         """Evict entries, so that the limit holds when `needed` bytes are written for `key`.
