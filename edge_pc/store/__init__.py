@@ -5,10 +5,10 @@
 
 from edge_pc.store.eviction import DEFAULT_POLICY, EVICTION_POLICIES
 from edge_pc.store.format import file_bytes
-from edge_pc.store.info import EntryInfo
+from edge_pc.store.info import EntryInfo, Totals
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
-from edge_pc.store.store import StateStore, Totals
+from edge_pc.store.store import StateStore
 from edge_pc.store.verify import Finding
 
 __all__ = [

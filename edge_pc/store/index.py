@@ -15,12 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from edge_pc.store.format import MAX_TIME, is_key
 from edge_pc.store.info import EntryInfo
+from edge_pc.store.rows import INSERT, RENEW, SCHEMA, SELECT, Row
 
 T = TypeVar("T")
 
@@ -28,48 +27,6 @@ _log = logging.getLogger("edge_pc.store")
 
 INDEX_FILE = "index.sqlite3"
 _VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (
-    key TEXT PRIMARY KEY,
-    model TEXT NOT NULL,
-    schema TEXT NOT NULL,
-    module TEXT NOT NULL,
-    layout TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    tokens INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL,
-    checksum TEXT NOT NULL,
-    created REAL NOT NULL,
-    last_used REAL NOT NULL,
-    hits INTEGER NOT NULL,
-    identity TEXT NOT NULL
-) WITHOUT ROWID
-"""
-# What of `EntryInfo` is in the table, and its types; the path follows from the key.
-_COLUMNS: dict[str, type] = {
-    "key": str,
-    "model": str,
-    "schema": str,
-    "module": str,
-    "layout": str,
-    "dtype": str,
-    "tokens": int,
-    "nbytes": int,
-    "checksum": str,
-    "created": float,
-    "last_used": float,
-    "hits": int,
-}
-_SELECT = f"SELECT {', '.join(_COLUMNS)}, identity FROM entries"
-_INSERT = f"INSERT INTO entries ({', '.join(_COLUMNS)}, identity) VALUES ({'?, ' * len(_COLUMNS)}?)"
-_RENEW = (
-    "ON CONFLICT (key) DO UPDATE SET model = excluded.model, schema = excluded.schema, module = excluded.module, "
-    "layout = excluded.layout, dtype = excluded.dtype, tokens = excluded.tokens, nbytes = excluded.nbytes, "
-    "checksum = excluded.checksum, created = excluded.created, last_used = max(last_used, excluded.last_used), "
-    "identity = excluded.identity"
-)
-_SIZES = ("tokens", "nbytes", "hits")
-_TIMES = ("created", "last_used")
 # Of the files that SQLite may have.
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 # Another process's transactions take a few ms; whoever holds the index longer must not hold up an answer.
@@ -85,14 +42,6 @@ _NOT_ITS_FAULT = ("locked", "busy", "unable to open", "readonly", "I/O", "full",
 _BACKOFF_SECONDS = 5.0
 # Uses are collected in memory and written together, this often at most.
 _FLUSH_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What the index says of an entry, and the identity of the file that this was noted for; empty: not checked."""
-
-    info: EntryInfo
-    identity: str
 
 
 class Index:
@@ -117,20 +66,20 @@ class Index:
         """What is noted of an entry; None: nothing, or there is no index to ask."""
 
         def work(connection: sqlite3.Connection) -> Row | None:
-            row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
-            return None if row is None else self._row(row)
+            row = connection.execute(f"{SELECT} WHERE key = ?", (key,)).fetchone()
+            return None if row is None else Row.of(row, self._path_of)
 
         return self._run(work, None)
 
     def adopt(self, info: EntryInfo) -> None:
         """Add an entry whose file was found but not checked, unless it has been added meanwhile."""
-        values = (*(getattr(info, name) for name in _COLUMNS), "")
-        self._run(lambda connection: connection.execute(f"{_INSERT} ON CONFLICT (key) DO NOTHING", values), None, True)
+        values = Row(info, "").values()
+        self._run(lambda connection: connection.execute(f"{INSERT} ON CONFLICT (key) DO NOTHING", values), None, True)
 
     def put(self, info: EntryInfo, identity: str) -> None:
         """Add an entry or renew it, after all bytes of the file `identity` were checked. Hits and last use are kept."""
-        values = (*(getattr(info, name) for name in _COLUMNS), identity)
-        self._run(lambda connection: connection.execute(f"{_INSERT} {_RENEW}", values), None, True)
+        values = Row(info, identity).values()
+        self._run(lambda connection: connection.execute(f"{INSERT} {RENEW}", values), None, True)
 
     def remove(self, keys: Iterable[str]) -> None:
         rows = [(key,) for key in keys]
@@ -145,7 +94,7 @@ class Index:
         self.flush()
 
         def work(connection: sqlite3.Connection) -> dict[str, EntryInfo]:
-            rows = map(self._row, connection.execute(_SELECT).fetchall())
+            rows = [Row.of(row, self._path_of) for row in connection.execute(SELECT).fetchall()]
             return {row.info.key: row.info for row in rows}
 
         return self._run(work, None)
@@ -195,11 +144,6 @@ class Index:
             self.flush()
             self._disconnect()
 
-    def _row(self, row: tuple[Any, ...]) -> Row:
-        *values, identity = row
-        checked = _checked_row(tuple(values), identity)
-        return Row(EntryInfo(**checked, path=Path(self._path_of(checked["key"]))), identity)
-
     def _run(self, work: Callable[[sqlite3.Connection], T], default: T, writes: bool = False) -> T:
         """The result of `work` in a transaction, or `default` if the index cannot be used now."""
         with self._lock:
@@ -245,7 +189,7 @@ class Index:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 if _number(connection, "PRAGMA user_version") == 0:
-                    connection.execute(_SCHEMA)
+                    connection.execute(SCHEMA)
                     connection.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
             connection.close()
@@ -286,7 +230,7 @@ def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
         version = _number(connection, "PRAGMA user_version")
         if version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, expected {_VERSION}")
-        connection.execute(f"SELECT {', '.join(_COLUMNS)}, identity FROM entries LIMIT 0")
+        connection.execute(f"{SELECT} LIMIT 0")
     except BaseException:
         connection.close()
         raise
@@ -298,17 +242,6 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     if row is None or not isinstance(row[0], int):
         raise sqlite3.DatabaseError(f"no number for: {query}")
     return row[0]
-
-
-def _checked_row(row: tuple[Any, ...], identity: object) -> dict[str, Any]:
-    """A row by column; SQLite itself takes any value in any column, and a broken page may hold anything."""
-    values = dict(zip(_COLUMNS, row, strict=True))
-    if not all(isinstance(values[name], kind) for name, kind in _COLUMNS.items()) or not isinstance(identity, str):
-        raise sqlite3.DatabaseError("a row has values of the wrong type")
-    sizes, times = [values[name] for name in _SIZES], [values[name] for name in _TIMES]
-    if not is_key(values["key"]) or min(sizes) < 0 or not all(0 <= each <= MAX_TIME for each in times):
-        raise sqlite3.DatabaseError("a row has values out of range")
-    return values
 
 
 def _is_locked(exc: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""What listings say of an entry."""
+"""What listings say of an entry, and of a store."""
 
 from __future__ import annotations
 
@@ -56,3 +56,16 @@ class EntryInfo:
             hits=0,
             path=path,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A store in numbers. `free_bytes` is None when the system does not tell; `max_bytes` when there is no limit."""
+
+    path: Path
+    entries: int
+    tokens: int
+    nbytes: int
+    hits: int
+    max_bytes: int | None
+    free_bytes: int | None

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from edge_pc.store.format import (
     pack_trailer,
 )
 from edge_pc.store.index import Index
-from edge_pc.store.info import EntryInfo
+from edge_pc.store.info import EntryInfo, Totals
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
@@ -40,19 +39,6 @@ from edge_pc.store.verify import Finding, VerifyProgress, verify_store
 
 # Of the lock on writing; no key looks like this.
 _WRITERS = "writers-"
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """A store in numbers. `free_bytes` is None when the system does not tell; `max_bytes` when there is no limit."""
-
-    path: Path
-    entries: int
-    tokens: int
-    nbytes: int
-    hits: int
-    max_bytes: int | None
-    free_bytes: int | None
 
 
 class StateStore:
