@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ from edge_pc.system.text import unusable_character
 
 if TYPE_CHECKING:
     import tokenizers
+
+# Texts whose ids are kept, those used last: modules come again in other schemas, as files in other sets of files.
+_KEPT_TEXTS = 256
 
 TOKENIZER_FILE = "tokenizer.json"
 _SHOWN_CHARACTERS = 40
@@ -38,6 +42,7 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._encoded = lru_cache(_KEPT_TEXTS)(self._encode)
         self._boundary_prefix = " " if _take_prefix_space(tokenizer) else ""
         added = tokenizer.get_added_tokens_decoder()
         self._control = {token.content: id_ for id_, token in added.items() if token.special}
@@ -80,9 +85,10 @@ class Tokenizer:
         if (unusable := unusable_character(text)) is not None:
             message = f"a text cannot be given to a model: its {unusable}; it begins {text[:_SHOWN_CHARACTERS]!r}"
             raise OptionError(message, hint="remove this character")
-        if boundary and text:
-            text = self._boundary_prefix + text
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return list(self._encoded(self._boundary_prefix + text if boundary and text else text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
         if not self._control_ids.isdisjoint(ids):
             id_ = next(id_ for id_ in ids if id_ in self._control_ids)
             raise ModelError(f"plain text became the control token {self._tokenizer.id_to_token(id_)!r}")
