@@ -6,10 +6,7 @@ that an export that fails or is killed leaves nothing that looks like a model.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +14,8 @@ from edge_pc._version import __version__
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.export.source import Source, read_source
 from edge_pc.models.chat_template import TEMPLATE_FILE
-from edge_pc.models.spec import SPEC_FILE, ModelSpec
+from edge_pc.models.registry import SPEC_FILE
+from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import TOKENIZER_FILE
 from edge_pc.system.files import replacing_folder
 
@@ -70,8 +68,7 @@ def _write(model: Source, folder: Path, bits: Bits, progress: Progress) -> None:
     if model.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(model.chat_template, encoding="utf-8", newline="")
     progress("fingerprint", 0, 1)
-    spec = _spec(model, bits)
-    replace(spec, fingerprint=_fingerprint(spec, folder), exporter=f"edge-pc {__version__}").save(folder)
+    _spec(model, bits).save(folder)
     progress("fingerprint", 1, 1)
 
 
@@ -86,26 +83,13 @@ def _spec(model: Source, bits: Bits) -> ModelSpec:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
-        rotary=config.rotary,
+        position=config.rotary,
         quantization=_QUANTIZATION[bits],
-        fingerprint="",
         bos_id=model.bos_id,
         eos_ids=model.eos_ids,
         special_tokens=model.special_tokens,
+        exporter=f"edge-pc {__version__}",
     )
-
-
-def _fingerprint(spec: ModelSpec, folder: Path) -> str:
-    """Hash of the model as it runs: the spec, and every byte of graph, weights, tokenizer and template."""
-    total = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
-    for path in sorted(folder.iterdir()):
-        total.update(path.name.encode())
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-        total.update(digest.digest())
-    return f"sha256:{total.hexdigest()}"
 
 
 def _check_replaceable(out: Path) -> None:

@@ -163,20 +163,19 @@ def build(weights: LlamaWeights, folder: Path, bits: int, progress: Progress | N
     onnx.save_model(_model(graph), folder / MODEL_FILE)
 
 
-def rotary_angles(config: LlamaConfig) -> NDArray[np.float64]:
-    """Angles `[max_positions, dims / 2]` in radians, frequency factors of scaled variants included."""
+def _rotary_caches(graph: _Graph) -> None:
+    """Cosines and sines `[max_positions, dims / 2]` of every angle, frequency factors of scaled variants included."""
+    config = graph.config
     rotary = config.rotary
     frequencies = rotary.base ** (-np.arange(0, rotary.dims, 2, dtype=np.float64) / rotary.dims)
     if config.rope_frequency_factors is not None:
         frequencies = frequencies / config.rope_frequency_factors.astype(np.float64)
-    angles: NDArray[np.float64] = np.outer(np.arange(config.max_positions, dtype=np.float64), frequencies)
-    return angles
-
-
-def _rotary_caches(graph: _Graph) -> None:
-    angles = rotary_angles(graph.config)
-    graph.weight("cos_cache", np.cos(angles).astype(np.float32))
-    graph.weight("sin_cache", np.sin(angles).astype(np.float32))
+    for name, function in (("cos_cache", np.cos), ("sin_cache", np.sin)):
+        cache = np.empty((config.max_positions, len(frequencies)), dtype=np.float32)
+        for start in range(0, len(cache), PAGE):  # in 64 bit all at once, they would take several times the memory
+            rows = cache[start : start + PAGE]
+            rows[:] = function(np.outer(np.arange(start, start + len(rows), dtype=np.float64), frequencies))
+        graph.weight(name, cache)
 
 
 def _embedding(graph: _Graph, weights: LlamaWeights) -> tuple[str, list[str]]:

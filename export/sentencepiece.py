@@ -9,10 +9,11 @@ first. That holds for ties between runs of one character (as SentencePiece score
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_pc.errors import ModelError
-from edge_pc.export.gguf_reader import GGUFFile
+from edge_pc.models.fields import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,11 +22,14 @@ SPACE = "▁"
 NORMAL = 1  # in `tokenizer.ggml.token_type`
 
 
-def sentencepiece_tokenizer(file: GGUFFile, vocab: dict[str, int], kinds: list[int]) -> Tokenizer:
+def sentencepiece_tokenizer(
+    path: Path, fields: dict[str, Any], vocab: dict[str, int], kinds: list[int]
+) -> Tokenizer:
     """The tokenizer without its added tokens.
 
     Args:
-        file: for scores and settings.
+        path: the GGUF file, for errors.
+        fields: what it says of its tokenizer.
         vocab: token → id, in the order of ids.
         kinds: of each token.
 
@@ -36,14 +40,14 @@ def sentencepiece_tokenizer(file: GGUFFile, vocab: dict[str, int], kinds: list[i
 
     missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocab]
     if missing:
-        raise ModelError(f"{file.path}: the vocabulary lacks {len(missing)} byte tokens, such as <0x{missing[0]:02X}>")
-    scores: list[float] = file.require("tokenizer.ggml.scores")
+        raise ModelError(f"{path}: the vocabulary lacks {len(missing)} byte tokens, such as <0x{missing[0]:02X}>")
+    scores: list[float] = fields["scores"] or []
     if len(scores) != len(vocab):
-        raise ModelError(f"{file.path}: {len(scores)} scores for {len(vocab)} tokens")
+        raise ModelError(f"{path}: {len(scores)} scores for {len(vocab)} tokens")
     pieces = {token: score for (token, id_), score in zip(vocab.items(), scores, strict=True) if kinds[id_] == NORMAL}
-    _check_expressible(file, pieces)
+    _check_expressible(path, pieces)
     tokenizer = Tokenizer(models.BPE(vocab, _merges(pieces), byte_fallback=True))
-    prefix = file.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = fields["add_space_prefix"]
     tokenizer.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)]
     )
@@ -66,11 +70,11 @@ def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _check_expressible(file: GGUFFile, pieces: dict[str, float]) -> None:
+def _check_expressible(path: Path, pieces: dict[str, float]) -> None:
     characters = {character for piece in pieces for character in piece}
     if not characters <= pieces.keys():
         lacking = sorted(characters - pieces.keys())[0]
-        raise ModelError(f"{file.path}: the character {lacking!r} is part of tokens but no token itself")
+        raise ModelError(f"{path}: the character {lacking!r} is part of tokens but no token itself")
     ties = defaultdict(list)
     for piece, score in pieces.items():
         if len(piece) > 1:
@@ -78,7 +82,7 @@ def _check_expressible(file: GGUFFile, pieces: dict[str, float]) -> None:
     for score, tied in ties.items():
         if len(tied) > 1 and len(set("".join(tied))) > 1:
             raise ModelError(
-                f"{file.path}: the tokens {tied[0]!r} and {tied[1]!r} have the same score {score}, which cannot be "
+                f"{path}: the tokens {shown(tied[0])} and {shown(tied[1])} have the same score {score}, which cannot be "
                 "expressed in tokenizer.json",
                 hint="export the model's Hugging Face folder instead: its tokenizer.json is used as it is",
             )

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.errors import ModelError
-from edge_pc.export.gguf_reader import GGUFFile, read_gguf
-from edge_pc.export.hf_reader import read_huggingface, read_json
+from edge_pc.export.gguf_reader import read_gguf
+from edge_pc.export.hf_config import CONFIG_FILE
+from edge_pc.export.hf_reader import read_huggingface
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
 from edge_pc.export.weights import LlamaWeights
-from edge_pc.models.tokenizer import TOKENIZER_FILE
+from edge_pc.models.chat_template import TEMPLATE_FILE
+from edge_pc.models.fields import Field, check_fields, read_json, whole
+from edge_pc.models.gguf_file import GGUFFile
+from edge_pc.models.gguf_model import check_gguf, tokenizer_fields
+from edge_pc.models.spec import MAX_VOCABULARY
+from edge_pc.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>", "<|endofturn|>")
 
 _GGUF_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+# A Hugging Face folder's settings of the tokenizer; tokens are texts, or objects that hold one.
+_SETTINGS_FILE = "tokenizer_config.json"
+_MAX_TEMPLATE = 2**20
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_TOKEN = Field(str, high=1000, default=None)
+_TEMPLATE = Field(str, high=_MAX_TEMPLATE, default=None)
+_TOKEN_ID = whole(0, MAX_VOCABULARY, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +71,7 @@ def read_source(path: Path) -> Source:
         ModelError: it is neither, broken, or not supported.
         MissingDependencyError: a package for Hugging Face folders is missing.
     """
-    source = _from_huggingface(path) if path.is_dir() else _from_gguf(GGUFFile(path))
+    source = _from_huggingface(path) if path.is_dir() else _from_gguf(check_gguf(path))
     largest = max(source.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= source.weights.config.vocab_size:
         raise ModelError(
@@ -75,19 +88,21 @@ def text_from_gguf(file: GGUFFile) -> TextSide:
     Raises:
         ModelError: the tokenizer is not supported or broken.
     """
+    fields = tokenizer_fields(file)
     tokenizer = tokenizer_from_gguf(file)
-    template = file.get("tokenizer.chat_template")
-    ids = {name: file.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_TOKENS.items()}
+    template = fields["chat_template"]
+    ids = {name: fields[f"{key}_token_id"] for name, key in _GGUF_TOKENS.items()}
     special = {name: tokenizer.id_to_token(id_) for name, id_ in ids.items() if id_ is not None}
     # Where the file says nothing, llama.cpp adds a BOS for SentencePiece vocabularies and for Llama 3's.
-    usual = file.get("tokenizer.ggml.model") == "llama" or file.get("tokenizer.ggml.pre") == "llama-bpe"
-    add_bos = file.get("tokenizer.ggml.add_bos_token", usual)
+    add_bos = fields["add_bos_token"]
+    if add_bos is None:
+        add_bos = fields["model"] == "llama" or fields["pre"] == "llama-bpe"
     return TextSide(
         tokenizer,
         template,
         special_tokens={name: token for name, token in special.items() if token is not None},
         bos_id=ids["bos_token"] if add_bos else None,
-        eos_ids=_eos_ids(tokenizer, template, (ids["eos_token"], file.get("tokenizer.ggml.eot_token_id"))),
+        eos_ids=_eos_ids(tokenizer, template, (ids["eos_token"], fields["eot_token_id"])),
     )
 
 
@@ -98,41 +113,24 @@ def _from_gguf(file: GGUFFile) -> Source:
 
 def _from_huggingface(folder: Path) -> Source:
     weights = read_huggingface(folder)
-    tokenizer = _load_tokenizer(folder)
-    settings = _optional_json(folder / "tokenizer_config.json")
+    tokenizer = load_tokenizer(
+        folder, hint="save the tokenizer in the fast format, with transformers' AutoTokenizer and save_pretrained"
+    )
+    settings = _optional_json(folder / _SETTINGS_FILE)
     template = _chat_template(folder, settings)
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    contents = {name: _token_text(settings.get(name)) for name in names}
-    special = {name: token for name, token in contents.items() if token is not None}
+    special = _special_tokens(folder, settings)
     bos_id = tokenizer.token_to_id(special["bos_token"]) if "bos_token" in special else None
-    named = [_optional_json(folder / "generation_config.json").get("eos_token_id")]
-    named.append(read_json(folder / "config.json").get("eos_token_id"))
+    named = [id_ for name in ("generation_config.json", CONFIG_FILE) for id_ in _ids_that_end(folder / name)]
     if "eos_token" in special:
         named.append(tokenizer.token_to_id(special["eos_token"]))
-    flat = [id_ for ids in named for id_ in (ids if isinstance(ids, list) else [ids])]
     return Source(
         tokenizer,
         template,
         special_tokens=special,
-        bos_id=bos_id if bos_id is not None and _wants_bos(tokenizer, settings, bos_id) else None,
-        eos_ids=_eos_ids(tokenizer, template, flat),
+        bos_id=bos_id if bos_id is not None and _wants_bos(folder, tokenizer, settings, bos_id) else None,
+        eos_ids=_eos_ids(tokenizer, template, named),
         weights=weights,
     )
-
-
-def _load_tokenizer(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    path = folder / TOKENIZER_FILE
-    if not path.is_file():
-        raise ModelError(
-            f"{folder}: {TOKENIZER_FILE} is missing",
-            hint="save the tokenizer in the fast format, with transformers' AutoTokenizer and save_pretrained",
-        )
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as exc:  # the library raises plain Exception
-        raise ModelError(f"{path} is no tokenizer that can be read: {exc}", hint="download it again") from exc
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
@@ -143,33 +141,56 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """The default template: a file of its own in newer folders, else in the tokenizer's settings."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
+        return _read_template(path)
+    given = settings.get("chat_template")
+    if isinstance(given, list):  # of objects with a name and a template
+        entries = [entry for entry in given if isinstance(entry, dict) and entry.get("name") == "default"]
+        given = entries[0].get("template") if entries else None
+    [template] = check_fields(
+        {"chat_template": given}, {"chat_template": _TEMPLATE}, folder / _SETTINGS_FILE
+    ).values()
+    return None if template is None else str(template)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_TEMPLATE:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes, expected at most {_MAX_TEMPLATE}")
         return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise ModelError(f"{folder / 'tokenizer_config.json'}: chat_template is no text")
-    return template
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ModelError(f"{path} cannot be read: {exc}", hint="download it again") from exc
 
 
-def _token_text(entry: Any) -> str | None:
-    """A token in the tokenizer's settings: its text, or an object that holds it."""
-    if isinstance(entry, dict):
-        entry = entry.get("content")
-    return entry if isinstance(entry, str) else None
+def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    given = {name: settings.get(name) for name in _TOKEN_NAMES}
+    texts = {name: entry.get("content") if isinstance(entry, dict) else entry for name, entry in given.items()}
+    tokens = check_fields(texts, dict.fromkeys(_TOKEN_NAMES, _TOKEN), folder / _SETTINGS_FILE)
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
-def _wants_bos(tokenizer: Tokenizer, settings: dict[str, Any], bos_id: int) -> bool:
+def _ids_that_end(path: Path) -> list[int]:
+    """The token ids that a settings file names as ends of an answer: one, or a list."""
+    given = _optional_json(path).get("eos_token_id")
+    ids = given if isinstance(given, list) else [given]
+    return [id_ for id_ in (_checked_id(path, id_) for id_ in ids) if id_ is not None]
+
+
+def _checked_id(path: Path, id_: Any) -> int | None:
+    [checked] = check_fields({"eos_token_id": id_}, {"eos_token_id": _TOKEN_ID}, path).values()
+    return None if checked is None else int(checked)
+
+
+def _wants_bos(folder: Path, tokenizer: Tokenizer, settings: dict[str, Any], bos_id: int) -> bool:
     """What the settings say; without a word there, what the tokenizer itself puts in front of a text."""
-    if "add_bos_token" in settings:
-        return bool(settings["add_bos_token"])
+    given = check_fields(settings, {"add_bos_token": Field(bool, default=None)}, folder / _SETTINGS_FILE)
+    if given["add_bos_token"] is not None:
+        return bool(given["add_bos_token"])
     return tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_id]
 
 
-def _eos_ids(tokenizer: Tokenizer, template: str | None, named: Iterable[Any]) -> tuple[int, ...]:
+def _eos_ids(tokenizer: Tokenizer, template: str | None, named: Iterable[int | None]) -> tuple[int, ...]:
     """Ids that the source names, and the token that its template writes at the end of a turn."""
-    ids = {id_ for id_ in named if isinstance(id_, int)}
+    ids = {id_ for id_ in named if id_ is not None}
     for token in _TURN_ENDS:
         id_ = tokenizer.token_to_id(token)
         if id_ is not None and template is not None and token in template:

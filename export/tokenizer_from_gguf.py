@@ -8,11 +8,14 @@ SentencePiece vocabularies (`llama`) have a file of their own.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_pc.errors import ModelError
-from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.sentencepiece import sentencepiece_tokenizer
+from edge_pc.models.fields import shown
+from edge_pc.models.gguf_file import GGUFFile
+from edge_pc.models.gguf_model import tokenizer_fields
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,16 +48,19 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     """
     from tokenizers import AddedToken
 
-    tokens: list[str] = file.require("tokenizer.ggml.tokens")
-    kinds: list[int] = file.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    vocab = _vocab(file, tokens, kinds)
-    kind = file.require("tokenizer.ggml.model")
+    fields = tokenizer_fields(file)
+    tokens: list[str] = fields["tokens"]
+    kinds: list[int] = fields["token_type"] or [1] * len(tokens)
+    vocab = _vocab(file.path, tokens, kinds)
+    kind = fields["model"]
     if kind == "gpt2":
-        tokenizer = _byte_level_tokenizer(file, vocab)
+        tokenizer = _byte_level_tokenizer(file.path, fields, vocab)
     elif kind == "llama":
-        tokenizer = sentencepiece_tokenizer(file, vocab, kinds)
+        tokenizer = sentencepiece_tokenizer(file.path, fields, vocab, kinds)
     else:
-        raise ModelError(f"{file.path}: the tokenizer {kind!r} is not supported, only 'gpt2' and 'llama'", hint=_HINT)
+        raise ModelError(
+            f"{file.path}: the tokenizer {shown(kind)} is not supported, only 'gpt2' and 'llama'", hint=_HINT
+        )
     added = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)
@@ -64,31 +70,40 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level_tokenizer(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
+def _byte_level_tokenizer(path: Path, fields: dict[str, Any], vocab: dict[str, int]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models
 
-    pre = file.get("tokenizer.ggml.pre", "none given")
+    pre = fields["pre"] or "none given"
     if pre not in _SPLIT_PATTERNS:
         known = ", ".join(sorted(_SPLIT_PATTERNS))
-        raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not supported, only {known}", hint=_HINT)
-    merges = [tuple(merge.split(" ")) for merge in file.require("tokenizer.ggml.merges")]
+        raise ModelError(f"{path}: the pre-tokenizer {shown(pre)} is not supported, only {known}", hint=_HINT)
+    merges = [_merge(path, text) for text in fields["merges"] or ()]
+    if not merges:
+        raise ModelError(f"{path}: tokenizer.ggml.merges is missing or empty")
     try:
         # Llama 3 takes a piece of text that is a token as it is, without asking whether merges lead to it.
         tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
     except Exception as exc:  # the library raises plain Exception
-        raise ModelError(f"{file.path}: the vocabulary and its merges do not fit together: {exc}") from exc
+        raise ModelError(f"{path}: the vocabulary and its merges do not fit together: {exc}") from exc
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _vocab(file: GGUFFile, tokens: list[str], kinds: list[int]) -> dict[str, int]:
+def _merge(path: Path, text: str) -> tuple[str, str]:
+    left, space, right = text.partition(" ")
+    if not (left and right) or " " in right:
+        raise ModelError(f"{path}: tokenizer.ggml.merges holds {shown(text)}, expected two pieces with a space between")
+    return left, right
+
+
+def _vocab(path: Path, tokens: list[str], kinds: list[int]) -> dict[str, int]:
     if len(kinds) != len(tokens):
-        raise ModelError(f"{file.path}: {len(kinds)} token types for {len(tokens)} tokens")
+        raise ModelError(f"{path}: {len(kinds)} token types for {len(tokens)} tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         [(token, count)] = Counter(tokens).most_common(1)
-        raise ModelError(f"{file.path}: token {token!r} is in the vocabulary {count} times")
+        raise ModelError(f"{path}: token {shown(token)} is in the vocabulary {count} times")
     return vocab
 
 

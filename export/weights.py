@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_pc.errors import ModelError
-from edge_pc.models.spec import RotaryEncoding
+from edge_pc.models.positions import RotaryEncoding
+from edge_pc.system.sizes import format_size
 
 FloatArray = NDArray[np.float32]
+
+# Of the cosines and sines of all positions, which the graph holds: 2^20 positions with heads of 128 dimensions.
+_MAX_ROTARY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,8 @@ class LlamaConfig:
                 raise ModelError(f"the model's {name} is {getattr(self, name)}, expected at least 1")
         if self.heads % self.kv_heads:
             raise ModelError(f"{self.heads} attention heads cannot share {self.kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise ModelError(f"the model's head_dim is {self.head_dim}, expected an even number")
         if self.rotary.dims != self.head_dim:
             raise ModelError(
                 f"only {self.rotary.dims} of each head's {self.head_dim} dimensions are rotated; "
@@ -64,6 +70,14 @@ class LlamaConfig:
         if factors is not None and factors.shape != (self.rotary.dims // 2,):
             raise ModelError(
                 f"the rotary frequency factors have shape {list(factors.shape)}, expected [{self.rotary.dims // 2}]"
+            )
+        if factors is not None and not (np.isfinite(factors) & (factors > 0)).all():
+            raise ModelError("the rotary frequency factors are not all finite and above zero")
+        nbytes = self.max_positions * self.head_dim * 4
+        if nbytes > _MAX_ROTARY_BYTES:
+            raise ModelError(
+                f"the model's max_positions is {self.max_positions}: the angles of so many positions would take "
+                f"{format_size(nbytes)}, expected at most {format_size(_MAX_ROTARY_BYTES)}"
             )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -146,4 +160,4 @@ class LlamaWeights:
 
 
 def _listed(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+    return ", ".join(name[:80] for name in names[:limit]) + (", …" if len(names) > limit else "")

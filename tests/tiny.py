@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_pc.export.weights import LlamaConfig
-from edge_pc.models.spec import RotaryEncoding
+from edge_pc.models.positions import RotaryEncoding
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 USER_DEFINED_TOKEN = "<tool>"

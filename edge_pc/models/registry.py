@@ -1,4 +1,4 @@
-"""Where models are: a small registry of models that can be pulled by name, and local paths.
+"""Where models are: a table of models that can be pulled by name, and local paths.
 
 A pulled model lies under `<home>/models/<name>/`, its default export in `onnx-q8` beside it.
 """
@@ -6,15 +6,18 @@ A pulled model lies under `<home>/models/<name>/`, its default export in `onnx-q
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from edge_pc.errors import EdgePCError, ModelError
-from edge_pc.models.spec import SPEC_FILE
 from edge_pc.system.home import home
 
 Kind = Literal["gguf", "onnx"]
+
+# What an exported model's folder is known by.
+SPEC_FILE = "edge_pc.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,20 @@ def locate(model: str, kind: Kind) -> Path:
     path = _existing(model)
     exported = (path / SPEC_FILE).is_file()
     if kind == "onnx" and not exported:
-        raise ModelError(f"{path} is not an exported model", hint=f"edge-pc export {path} -o DIR, then use DIR")
+        raise ModelError(f"{path} is not an exported model", hint=f"edge-pc export {shlex.quote(str(path))} -o DIR, then use DIR")
     if kind == "gguf" and not path.is_file():
         problem = "is an exported model" if exported else "is a folder"
         raise ModelError(f"{path} {problem}, expected a GGUF file", hint="give the path of the GGUF file")
     return path
+
+
+def export_command(folder: Path) -> str:
+    """The command that makes the export in `folder` again; MODEL stands for what is not known: its source."""
+    for name in REGISTRY:
+        for bits in (8, 4, 32):
+            if folder.resolve() == export_folder(name, bits).resolve():
+                return f"edge-pc export {name} --bits {bits} --force"
+    return f"edge-pc export MODEL -o {shlex.quote(str(folder))}"
 
 
 def export_source(model: str) -> Path:

@@ -27,6 +27,8 @@ _KEPT_TEXTS = 256
 
 TOKENIZER_FILE = "tokenizer.json"
 _SHOWN_CHARACTERS = 40
+# The largest vocabularies take 35 MB.
+_MAX_BYTES = 256 << 20
 
 
 class Tokenizer:
@@ -59,17 +61,7 @@ class Tokenizer:
         Raises:
             ModelError: the file is missing, or not a tokenizer.
         """
-        import tokenizers
-
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
-            raise ModelError(f"{folder}: {TOKENIZER_FILE} is missing", hint="export the model again")
-        try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as exc:  # the library raises plain Exception
-            raise ModelError(
-                f"{path} is not a tokenizer that can be read: {exc}", hint="export the model again"
-            ) from exc
+        return cls(load_tokenizer(folder, hint="export the model again"))
 
     def encode(self, text: str, *, boundary: bool = False) -> list[int]:
         """Ids of plain text: control tokens in it stay text, and no BOS is added.
@@ -133,6 +125,25 @@ class Tokenizer:
     def _unknown_id(self) -> int | None:
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         return None if unknown is None else self.id_of(unknown)
+
+
+def load_tokenizer(folder: Path, *, hint: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer from `tokenizer.json` in `folder`; `hint` says what to do without one.
+
+    Raises:
+        ModelError: the file is missing, or not a tokenizer.
+    """
+    import tokenizers
+
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ModelError(f"{folder}: {TOKENIZER_FILE} is missing", hint=hint)
+    if path.stat().st_size > _MAX_BYTES:
+        raise ModelError(f"{path} has {path.stat().st_size} bytes, expected at most {_MAX_BYTES}")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises plain Exception
+        raise ModelError(f"{path} is not a tokenizer that can be read: {exc}", hint=hint) from exc
 
 
 def _take_prefix_space(tokenizer: tokenizers.Tokenizer) -> bool:

@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edge_pc.errors import StatesError
-from edge_pc.store.entry import identity_of, open_entry
+from edge_pc.store.entry import open_entry
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.format import check_array, read_metadata
+from edge_pc.system.identity import identity_of
 
 _log = logging.getLogger("edge_pc.store")
 

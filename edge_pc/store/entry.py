@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 
 from edge_pc.errors import StatesError
 from edge_pc.store.format import DESCRIPTORS, HEADER_BYTES, Metadata, check_array, read_metadata
+from edge_pc.system.identity import identity_of, wait_for_clock_tick
 from edge_pc.system.pages import can_map, map_over
 
 # A file may be touched by another program while it is read.
 _ATTEMPTS = 3
-# Kernels stamp files with a clock that ticks every 1 to 10 ms.
-_CLOCK_TICK_NS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,18 +35,6 @@ class Entry:
     size: int
     array: NDArray[Any]
     checked: bool
-
-
-def identity_of(status: os.stat_result) -> str:
-    """Changes whenever a file's bytes may have changed: written to, replaced, restored, copied."""
-    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
-
-
-def wait_for_clock_tick(status: os.stat_result) -> None:
-    """Sleep (at most one tick) until a change of the file would show in its time stamps."""
-    remaining = status.st_ctime_ns + _CLOCK_TICK_NS - time.time_ns()
-    if 0 < remaining <= _CLOCK_TICK_NS:
-        time.sleep(remaining / 1e9)
 
 
 @contextmanager

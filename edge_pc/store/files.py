@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedRandom, FileIO
 from pathlib import Path
 
-from edge_pc.store.entry import identity_of, wait_for_clock_tick
 from edge_pc.store.format import is_key
 from edge_pc.system.files import abandoned, make_private_folder, replacing_file
+from edge_pc.system.identity import identity_of, wait_for_clock_tick
 
 _SUFFIX = ".npy"
 # Read-only for everyone who opens it later; Windows neither replaces nor deletes read-only files.

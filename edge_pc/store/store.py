@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 from edge_pc.errors import OptionError, StatesError, StoreError
 from edge_pc.store.checks import BackgroundChecks
-from edge_pc.store.entry import identity_of, load_entry, map_array
+from edge_pc.store.entry import load_entry, map_array
 from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
 from edge_pc.store.faults import cannot_write, free_bytes
 from edge_pc.store.files import StatesFiles
@@ -36,6 +36,7 @@ from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
 from edge_pc.store.verify import Finding, VerifyProgress, verify_store
+from edge_pc.system.identity import identity_of
 
 # Of the lock on writing; no key looks like this.
 _WRITERS = "writers-"

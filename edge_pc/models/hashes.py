@@ -1,0 +1,87 @@
+"""Hashes of large files, computed once: a file is known again by its identity as long as nobody writes to it.
+
+What was hashed is kept in one small file under the home. A home that cannot be written only costs time.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from edge_pc.system.home import home, make_home
+from edge_pc.system.identity import identity_of, wait_for_clock_tick
+
+# Files remembered at most; those hashed longest ago are forgotten first.
+_MAX_REMEMBERED = 256
+
+
+def content_hashes(paths: Iterable[Path]) -> list[str]:
+    """A hash of each file's bytes, as `xxh3-128:` and 32 hexadecimal digits.
+
+    Raises:
+        OSError: a file is missing or cannot be read.
+    """
+    known = _remembered()
+    new: dict[str, list[str]] = {}
+    found = []
+    for path in paths:
+        name = os.path.realpath(path)
+        identity, digest = known.get(name, ("", ""))
+        if identity != identity_of(os.stat(name)):
+            new[name] = identity, digest = list(_hash(name))
+        found.append(digest)
+    if new:
+        _remember(known, new)
+    return found
+
+
+def _hash(name: str) -> tuple[str, str]:
+    """The identity and the hash of a file."""
+    import xxhash
+
+    with open(name, "rb") as file:
+        status = os.fstat(file.fileno())
+        # A change from now on gives the file another identity than the one that is remembered.
+        wait_for_clock_tick(status)
+        if status.st_size == 0:
+            digest = xxhash.xxh3_128_hexdigest(b"")
+        else:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                digest = xxhash.xxh3_128_hexdigest(content)
+    return identity_of(status), f"xxh3-128:{digest}"
+
+
+def _note() -> Path:
+    return home() / "hashes.json"
+
+
+def _remembered() -> dict[str, list[str]]:
+    """Path → [identity, hash]; empty when there is no note, or none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        known = json.loads(_note().read_text(encoding="utf-8"))
+        if isinstance(known, dict) and all(_is_record(record) for record in known.values()):
+            return known
+    return {}
+
+
+def _is_record(record: object) -> bool:
+    return isinstance(record, list) and len(record) == 2 and all(isinstance(text, str) for text in record)
+
+
+def _remember(known: dict[str, list[str]], new: dict[str, list[str]]) -> None:
+    """Processes that write at the same time may lose each other's hashes; those are computed again."""
+    kept = {name: record for name, record in known.items() if name not in new} | new
+    newest = dict(list(kept.items())[-_MAX_REMEMBERED:])
+    with suppress(OSError, ValueError):
+        make_home()
+        partial = _note().with_suffix(f".{os.getpid()}.partial")
+        try:
+            partial.write_text(json.dumps(newest), encoding="utf-8")
+            os.replace(partial, _note())
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
