@@ -22,9 +22,7 @@ SPACE = "▁"
 NORMAL = 1  # in `tokenizer.ggml.token_type`
 
 
-def sentencepiece_tokenizer(
-    path: Path, fields: dict[str, Any], vocab: dict[str, int], kinds: list[int]
-) -> Tokenizer:
+def sentencepiece_tokenizer(path: Path, fields: dict[str, Any], vocab: dict[str, int], kinds: list[int]) -> Tokenizer:
     """The tokenizer without its added tokens.
 
     Args:
@@ -82,7 +80,7 @@ def _check_expressible(path: Path, pieces: dict[str, float]) -> None:
     for score, tied in ties.items():
         if len(tied) > 1 and len(set("".join(tied))) > 1:
             raise ModelError(
-                f"{path}: the tokens {shown(tied[0])} and {shown(tied[1])} have the same score {score}, which cannot be "
-                "expressed in tokenizer.json",
+                f"{path}: the tokens {shown(tied[0])} and {shown(tied[1])} have the same score {score}, which "
+                "cannot be expressed in tokenizer.json",
                 hint="export the model's Hugging Face folder instead: its tokenizer.json is used as it is",
             )

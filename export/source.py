@@ -13,7 +13,7 @@ from edge_pc.export.hf_config import CONFIG_FILE
 from edge_pc.export.hf_reader import read_huggingface
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
 from edge_pc.export.weights import LlamaWeights
-from edge_pc.models.chat_template import TEMPLATE_FILE
+from edge_pc.models.chat_template import MAX_TEMPLATE, TEMPLATE_FILE, read_template
 from edge_pc.models.fields import Field, check_fields, read_json, whole
 from edge_pc.models.gguf_file import GGUFFile
 from edge_pc.models.gguf_model import check_gguf, tokenizer_fields
@@ -31,10 +31,9 @@ _GGUF_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", 
 
 # A Hugging Face folder's settings of the tokenizer; tokens are texts, or objects that hold one.
 _SETTINGS_FILE = "tokenizer_config.json"
-_MAX_TEMPLATE = 2**20
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _TOKEN = Field(str, high=1000, default=None)
-_TEMPLATE = Field(str, high=_MAX_TEMPLATE, default=None)
+_TEMPLATE = Field(str, high=MAX_TEMPLATE, default=None)
 _TOKEN_ID = whole(0, MAX_VOCABULARY, None)
 
 
@@ -141,24 +140,13 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """The default template: a file of its own in newer folders, else in the tokenizer's settings."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
-        return _read_template(path)
+        return read_template(path)
     given = settings.get("chat_template")
     if isinstance(given, list):  # of objects with a name and a template
         entries = [entry for entry in given if isinstance(entry, dict) and entry.get("name") == "default"]
         given = entries[0].get("template") if entries else None
-    [template] = check_fields(
-        {"chat_template": given}, {"chat_template": _TEMPLATE}, folder / _SETTINGS_FILE
-    ).values()
+    [template] = check_fields({"chat_template": given}, {"chat_template": _TEMPLATE}, folder / _SETTINGS_FILE).values()
     return None if template is None else str(template)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_TEMPLATE:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes, expected at most {_MAX_TEMPLATE}")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ModelError(f"{path} cannot be read: {exc}", hint="download it again") from exc
 
 
 def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

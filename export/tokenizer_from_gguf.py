@@ -91,7 +91,7 @@ def _byte_level_tokenizer(path: Path, fields: dict[str, Any], vocab: dict[str, i
 
 
 def _merge(path: Path, text: str) -> tuple[str, str]:
-    left, space, right = text.partition(" ")
+    left, _, right = text.partition(" ")
     if not (left and right) or " " in right:
         raise ModelError(f"{path}: tokenizer.ggml.merges holds {shown(text)}, expected two pieces with a space between")
     return left, right

@@ -20,6 +20,13 @@ from edge_pc.export import export
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import Tokenizer
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 FILES = {"model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja", "edge_pc.json"}
 
 
@@ -80,8 +87,8 @@ def test_gguf_and_hugging_face_folder_of_one_model(bits: Any, tiny_gguf: Path, t
         assert names(folder) == FILES
         onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     one, other = (ModelSpec.load(tmp_path / source.name) for source in (tiny_gguf, tiny_hf))
-    assert one.rotary.interleaved
-    assert not other.rotary.interleaved
+    assert one.position.interleaved
+    assert not other.position.interleaved
     assert one.quantization == {4: "q4_block32", 8: "q8_block32", 32: "float32"}[bits]
     sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden_size", "vocab_size", "max_positions", "bos_id")
     assert [getattr(one, name) for name in sizes] == [getattr(other, name) for name in sizes]
@@ -129,7 +136,8 @@ def test_the_fingerprint_depends_on_all_that_states_depend_on(tiny_gguf: Path, t
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F16", "BF16"])
 def test_quantized_gguf_tensors_are_read(kind: str, tmp_path: Path) -> None:
-    from edge_pc.export.gguf_reader import GGUFFile, read_gguf
+    from edge_pc.export.gguf_reader import read_gguf
+    from edge_pc.models.gguf_file import GGUFFile
 
     model = TinyModel()
     writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
@@ -177,7 +185,8 @@ def test_bfloat16_and_sharded_safetensors(tmp_path: Path) -> None:
 
 
 def test_linear_scaling_and_factors_of_a_gguf(tiny_gguf: Path, tmp_path: Path) -> None:
-    from edge_pc.export.gguf_reader import GGUFFile, read_gguf
+    from edge_pc.export.gguf_reader import read_gguf
+    from edge_pc.models.gguf_file import GGUFFile
 
     scaled = tiny.write_gguf(tmp_path / "a.gguf", TinyModel(rope_scaling={"rope_type": "linear", "factor": 4.0}))
     factors = read_gguf(GGUFFile(scaled)).config.rope_frequency_factors
@@ -358,7 +367,8 @@ def no_end(fields: dict[str, Any], _: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (set_field("general.architecture", "mamba"), "'mamba' is not supported, only 'llama'"),
-        (set_field("llama.expert_count", 8), "llama.expert_count = 8 is not supported"),
+        (set_field("llama.logit_scale", 2.0), r"llama.logit_scale = 2\.0 is not supported"),
+        (set_field("llama.expert_count", 8), "0 experts of 8 are used"),
         (set_field("llama.rope.scaling.type", "yarn"), "'yarn' is not supported"),
         (set_field("llama.rope.dimension_count", 8), "only 8 of each head's 16 dimensions"),
         (set_field("llama.attention.head_count_kv", 3), "cannot share 3 KV heads"),
@@ -367,7 +377,7 @@ def no_end(fields: dict[str, Any], _: dict[str, Any]) -> None:
         (set_field("split.count", 3), "one of 3 pieces"),
         (set_field("tokenizer.ggml.pre", "my-own"), "pre-tokenizer 'my-own' is not supported"),
         (set_field("tokenizer.ggml.model", "bert"), "tokenizer 'bert' is not supported"),
-        (lambda fields, _: fields.pop("llama.context_length"), "'llama.context_length' is missing"),
+        (lambda fields, _: fields.pop("llama.context_length"), "llama.context_length is missing"),
         (no_end, "no token that ends an answer"),
         (lambda _, tensors: tensors.pop("output_norm.weight"), "tensors are missing: norm"),
         (set_tensor("blk.0.attn_q.bias", (64,), 0.0), "no part .* blk.0.attn_q.bias"),
@@ -394,11 +404,30 @@ def test_gguf_files_that_cannot_be_served(
         ({"model_type": "mistral", "sliding_window": 512}, "sliding window"),
         ({"model_type": "mistral", "max_position_embeddings": 32768}, "sliding window"),  # 4096 is the default
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "incomplete"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing, expected a number"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, "low_freq_factor is 1.0, expected less"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"num_hidden_layers": None}, "num_hidden_layers is None"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing, expected a whole number from 1 to 512"),
+        ({"num_hidden_layers": 1e30}, r"num_hidden_layers is 1e\+30, expected a whole number"),
+        ({"num_hidden_layers": 2147483647}, "num_hidden_layers is 2147483647, expected a whole number from 1 to 512"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, expected a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, expected a whole number from 1"),
+        ({"head_dim": "x"}, "head_dim is 'x', expected a whole number"),
+        ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"rms_norm_eps": []}, r"rms_norm_eps is \[\], expected a number from 0 to 1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf, expected a number"),
+        ({"rope_scaling": 1e300}, r"rope_scaling is 1e\+300, expected an object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, r"factor is 1e\+300, expected a number"),
+        ({"rope_parameters": {"rope_type": []}}, r"rope_type is \[\], expected text"),
+        ({"max_position_embeddings": 2147483647}, "max_positions is 2147483647: .* would take 128.0 GiB, expected"),
+        ({"max_position_embeddings": 10**400}, r"max_position_embeddings is 1000+\.\.\.0+, expected a whole number"),
+        ({"hidden_act": "x" * 100000}, r"hidden_act is 'x+\.\.\.x+', expected text of at most 100 characters"),
+        ({"hidden_act": "\ud800"}, r"hidden_act is '\\ud800', expected text"),
+        ({"sliding_window": "x"}, "sliding_window is 'x', expected a whole number"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id is 'x', expected a whole number"),
         ({"num_hidden_layers": 3}, "9 tensors are missing"),
         ({"intermediate_size": 128}, r"'layers.0.gate' has shape \[96, 64\], expected \[128, 64\]"),
         ({"vocab_size": 200}, r"'embed' has shape"),

@@ -12,8 +12,7 @@ import pytest
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError, StoreError
 from edge_pc.models import registry
 from edge_pc.models.pull import pull
-from edge_pc.models.registry import RegisteredModel
-from edge_pc.models.registry import SPEC_FILE
+from edge_pc.models.registry import SPEC_FILE, RegisteredModel
 from edge_pc.system.home import home as find_home
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_pc.errors import ModelError, OptionError
-from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
+from edge_pc.models.gguf_file import GGUFFile
 from edge_pc.models.tokenizer import Tokenizer
 
 KINDS_OF_CHARACTERS = (

@@ -14,7 +14,7 @@ import numpy as np
 from edge_pc.backends.base import BackendOptions, DecodeStep, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.context import LlamaCppContext
-from edge_pc.backends.llamacpp.describe import describe
+from edge_pc.backends.llamacpp.describe import check_readable, describe
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.backends.llamacpp.native import Session
@@ -102,8 +102,7 @@ class LlamaCppBackend:
 
 
 def _open_model(library: ModuleType, path: Path) -> Any:
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file")
+    check_readable(path)
     native_log.take_error()
     model = library.llama_model_load_from_file(os.fsencode(path), model_params(library))
     if not model:
@@ -128,6 +127,9 @@ def check_composable(library: ModuleType, model: Any, path: Path) -> None:
         "it has an encoder, which sees all text at once": library.llama_model_has_encoder(model),
         "it is a diffusion model, which sees all text at once": library.llama_model_is_diffusion(model),
         "its positions have several dimensions": library.llama_model_rope_type(model) in multi,
+        "its positions are not encoded by rotation (but by ALiBi, or learned)": (
+            library.llama_model_rope_type(model) == library.LLAMA_ROPE_TYPE_NONE
+        ),
         f"its layers forget what is more than {window} tokens back (sliding window)": (
             0 < window < library.llama_model_n_ctx_train(model)
         ),

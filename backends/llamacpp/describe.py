@@ -1,37 +1,34 @@
 """What a GGUF file says of itself: spec, tokenizer and chat template, kept under the home for a quick start.
 
-Reading a vocabulary out of a GGUF file takes a second in Python, so it is done once for each file's content, and kept
-as an exported model's folder would hold it.
+Reading a vocabulary out of a GGUF file takes a moment in Python, so it is done once for each file's content, and kept
+as an exported model's folder would hold it. A description is only kept of a file that passed all checks.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from edge_pc._version import __version__
 from edge_pc.errors import ModelError
-from edge_pc.export.gguf_reader import GGUFFile
 from edge_pc.export.source import text_from_gguf
 from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.models.description import Description
 from edge_pc.models.description import describe as describe_folder
-from edge_pc.models.spec import ModelSpec, RotaryEncoding
+from edge_pc.models.gguf_file import GGUFFile
+from edge_pc.models.gguf_model import check_gguf, model_sizes
+from edge_pc.models.hashes import remembered_hashes
+from edge_pc.models.spec import ModelSpec, read_spec
 from edge_pc.models.tokenizer import TOKENIZER_FILE
-from edge_pc.system.files import make_private_folder, replacing_file, replacing_folder
+from edge_pc.system.files import make_private_folder, replacing_folder
 from edge_pc.system.home import home
 
-# Files up to this size are hashed whenever they are opened (30 ms for 100 MB); larger ones once, and then known again
-# by size, inode and time of change.
-_ALWAYS_HASHED_BYTES = 256 << 20
-
-_INTERLEAVED = frozenset({"llama", "mistral", "baichuan", "deepseek", "granite", "cohere", "internlm2", "minicpm"})
+# Architectures whose attention falls off with the distance (ALiBi) in llama.cpp, though their files do not say so.
+_ALIBI = frozenset({"bloom", "refact"})
+_ALIBI_AT_LAYERS = ("baichuan", 40)  # only the larger one of the two models of this name
 
 
 def describe(path: Path) -> Description:
@@ -41,17 +38,27 @@ def describe(path: Path) -> Description:
         ModelError: it is missing or broken, or something in it is not supported.
     """
     fingerprint = fingerprint_of(path)
-    kept = home() / "gguf" / f"{fingerprint.partition(':')[2]}-{__version__}"
-    with suppress(ModelError):
-        return describe_folder(kept)
-    with TemporaryDirectory(prefix="edge-pc-") as temporary:
-        made = Path(temporary) / "model"
-        made.mkdir()
-        _write(GGUFFile(path), fingerprint, made)
-        # A home that cannot be written only makes the next start slow.
-        with suppress(OSError):
-            _keep(made, kept)
-        return describe_folder(made)
+    kept = _kept(fingerprint)
+    if not _is_whole(kept):
+        with TemporaryDirectory(prefix="edge-pc-") as temporary:
+            made = Path(temporary) / "model"
+            made.mkdir()
+            _write(check_gguf(path), made)
+            # A home that cannot be written only makes the next start slow.
+            with suppress(OSError):
+                _keep(made, kept)
+            return _described(made, fingerprint)
+    return _described(kept, fingerprint)
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a file that libllama cannot be trusted with; a file that was described before is not read again.
+
+    Raises:
+        ModelError: it is missing or broken.
+    """
+    if not _is_whole(_kept(fingerprint_of(path))):
+        check_gguf(path)
 
 
 def fingerprint_of(path: Path) -> str:
@@ -61,85 +68,73 @@ def fingerprint_of(path: Path) -> str:
         ModelError: there is no such file.
     """
     try:
-        found = path.stat()
-        if found.st_size <= _ALWAYS_HASHED_BYTES:
-            return _hash(path)
-        return _remembered_hash(path, [found.st_size, found.st_ino, found.st_mtime_ns])
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file")
+        [fingerprint] = remembered_hashes([path])
     except OSError as exc:
         raise ModelError(f"{path} cannot be read: {exc}") from exc
-
-
-def _remembered_hash(path: Path, identity: list[int]) -> str:
-    import xxhash
-
-    note = home() / "gguf" / f"{xxhash.xxh3_64_hexdigest(os.fsencode(path.resolve()))}.json"
-    with suppress(OSError, ValueError):
-        known: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
-        if known.get("identity") == identity:
-            return str(known["fingerprint"])
-    fingerprint = _hash(path)
-    with suppress(OSError):
-        make_private_folder(note.parent)
-        with replacing_file(note) as file:
-            file.write(json.dumps({"identity": identity, "fingerprint": fingerprint}).encode())
     return fingerprint
 
 
-def _hash(path: Path) -> str:
-    import xxhash
-
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise ModelError(f"{path} is empty, expected a GGUF file")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}"
+def _kept(fingerprint: str) -> Path:
+    return home() / "gguf" / f"{fingerprint.partition(':')[2]}-{__version__}"
 
 
-def _write(file: GGUFFile, fingerprint: str, folder: Path) -> None:
+def _is_whole(kept: Path) -> bool:
+    """Whether a description is there, and every file of it as it was written."""
+    with suppress(ModelError):
+        _, changed = read_spec(kept)
+        return not changed
+    return False
+
+
+def _described(folder: Path, fingerprint: str) -> Description:
+    found = describe_folder(folder)
+    return replace(found, spec=replace(found.spec, fingerprint=fingerprint))
+
+
+def _write(file: GGUFFile, folder: Path) -> None:
+    sizes = model_sizes(file)
+    _check_rotary(file, sizes.architecture, sizes.layers)
     text = text_from_gguf(file)
     text.tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
     if text.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(text.chat_template, encoding="utf-8", newline="")
-    sizes = _sizes(file)
     ModelSpec(
-        **sizes,
-        vocab_size=len(file.require("tokenizer.ggml.tokens")),
+        architecture=sizes.architecture,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        hidden_size=sizes.hidden_size,
+        vocab_size=sizes.vocab_size,
+        max_positions=sizes.max_positions,
+        position=sizes.position,
         quantization=_quantization(file),
-        fingerprint=fingerprint,
         bos_id=text.bos_id,
         eos_ids=text.eos_ids,
         special_tokens=text.special_tokens,
     ).save(folder)
 
 
-def _sizes(file: GGUFFile) -> dict[str, Any]:
-    architecture: str = file.require("general.architecture")
+def _check_rotary(file: GGUFFile, architecture: str, layers: int) -> None:
+    """Refuse models whose positions are not encoded by rotation: libllama measures distances by the labels of cells,
+    which are changed here so that a prompt may have gaps.
 
-    def number(key: str, default: int | None = None) -> Any:
-        name = f"{architecture}.{key}"
-        value = file.require(name) if default is None else file.get(name, default)
-        if isinstance(value, list):
-            raise ModelError(f"{file.path}: {name} differs from layer to layer, which is not supported")
-        return value
-
-    heads, hidden = number("attention.head_count"), number("embedding_length")
-    head_dim = number("attention.key_length", hidden // max(heads, 1))
-    if number("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path}: keys and values of different sizes are not supported")
-    return {
-        "architecture": architecture,
-        "layers": number("block_count"),
-        "heads": heads,
-        "kv_heads": number("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "hidden_size": hidden,
-        "max_positions": number("context_length"),
-        "rotary": RotaryEncoding(
-            base=float(number("rope.freq_base", 10000)),
-            dims=number("rope.dimension_count", head_dim),
-            interleaved=architecture in _INTERLEAVED,
-        ),
-    }
+    Raises:
+        ModelError: with the reason.
+    """
+    if (
+        file.get(f"{architecture}.attention.max_alibi_bias", 0)
+        or architecture in _ALIBI
+        or (architecture, layers) == _ALIBI_AT_LAYERS
+    ):
+        reason = "its attention falls off with the distance (ALiBi), and gaps between modules would change distances"
+    elif "position_embd.weight" in file.tensors:
+        reason = "it has learned positions instead of rotary ones"
+    else:
+        return
+    raise ModelError(f"{file.path}: this model cannot reuse the states of modules: {reason}", hint="take another model")
 
 
 def _quantization(file: GGUFFile) -> str:
@@ -148,7 +143,7 @@ def _quantization(file: GGUFFile) -> str:
 
     with suppress(ValueError):
         return LlamaFileType(file.get("general.file_type", -1)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    kinds = [tensor.tensor_type.name for tensor in file.tensors.values()]
+    kinds = [tensor.quantization.name for tensor in file.tensors.values()]
     return max(set(kinds), key=kinds.count, default="unknown")
 
 

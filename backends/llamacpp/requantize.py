@@ -9,6 +9,7 @@ from pathlib import Path
 from edge_pc.backends.llamacpp.library import load_library
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.errors import ModelError, OptionError
+from edge_pc.models.gguf_model import check_gguf
 from edge_pc.system.cpu import allowed_cpus
 from edge_pc.system.files import replacing_file
 
@@ -39,8 +40,7 @@ def requantize(source: Path, out: Path, quant: str) -> Path:
     """
     if quant not in FILE_TYPES:
         raise OptionError(f"quant is {quant!r}, expected one of {', '.join(FILE_TYPES)}")
-    if not source.is_file():
-        raise ModelError(f"{source}: no such file")
+    check_gguf(source)
     if out.exists() and out.samefile(source):
         raise OptionError(f"{out} is the file to be read", hint="write to another file")
     library = load_library()

@@ -122,10 +122,11 @@ def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output
 
 
 def _is_exported(folder: Path) -> bool:
-    """Whether this version's export is there, and whole."""
-    from edge_pc.models.spec import ModelSpec
+    """Whether this version's export is there, and every file of it as it was written."""
+    from edge_pc.models.spec import read_spec
 
     try:
-        return ModelSpec.load(folder).exporter == f"edge-pc {__version__}"
+        spec, changed = read_spec(folder)
     except ModelError:
         return False
+    return spec.exporter == f"edge-pc {__version__}" and not changed

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from edge_pc.errors import EdgePCError, ModelError, OptionError
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE = 2**20  # in bytes or characters, far above the longest ones
+
+
+def read_template(path: Path) -> str:
+    """The template in a file.
+
+    Raises:
+        ModelError: it is missing, not UTF-8, or far too large.
+    """
+    try:
+        if path.stat().st_size > MAX_TEMPLATE:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes, expected at most {MAX_TEMPLATE}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ModelError(f"{path} cannot be read: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True)

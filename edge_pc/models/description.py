@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_pc.models.chat_template import TEMPLATE_FILE, ChatTemplate
+from edge_pc.models.chat_template import TEMPLATE_FILE, ChatTemplate, read_template
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import Tokenizer
 
@@ -26,5 +26,5 @@ def describe(folder: Path) -> Description:
         ModelError: the folder is no exported model, or a file of it is broken.
     """
     spec, template = ModelSpec.load(folder), folder / TEMPLATE_FILE
-    source = template.read_text(encoding="utf-8") if template.is_file() else None
+    source = read_template(template) if template.is_file() else None
     return Description(spec, Tokenizer.load(folder), ChatTemplate(source, spec.special_tokens))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_pc.errors import ModelError
+from edge_pc.models.chat_template import MAX_TEMPLATE
 from edge_pc.models.fields import Field, check_fields, number, shown, whole
 from edge_pc.models.gguf_file import FLOAT32, INT32, GGUFFile
 from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, RotaryEncoding
@@ -42,7 +43,7 @@ _SIZES = {
     "expert_count": _EXPERTS,
     "expert_used_count": _EXPERTS,
 }
-_TEMPLATE = {"chat_template": Field(str, high=2**20, default=None)}
+_TEMPLATE = {"chat_template": Field(str, high=MAX_TEMPLATE, default=None)}
 _NO_TOKEN = 2**32 - 1  # how files spell that there is none
 _TOKEN_ID = whole(0, _NO_TOKEN, None)
 _TOKENIZER = {

@@ -19,8 +19,18 @@ from edge_pc.system.identity import identity_of, wait_for_clock_tick
 _MAX_REMEMBERED = 256
 
 
-def content_hashes(paths: Iterable[Path]) -> list[str]:
-    """A hash of each file's bytes, as `xxh3-128:` and 32 hexadecimal digits.
+def content_hash(path: Path) -> str:
+    """A hash of a file's bytes, as `xxh3-128:` and 32 hexadecimal digits.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+    """
+    _, digest = _hash(os.fspath(path))
+    return digest
+
+
+def remembered_hashes(paths: Iterable[Path]) -> list[str]:
+    """`content_hash` of each file; one that was hashed before, and not touched since, is not read again.
 
     Raises:
         OSError: a file is missing or cannot be read.
@@ -47,12 +57,8 @@ def _hash(name: str) -> tuple[str, str]:
         status = os.fstat(file.fileno())
         # A change from now on gives the file another identity than the one that is remembered.
         wait_for_clock_tick(status)
-        if status.st_size == 0:
-            digest = xxhash.xxh3_128_hexdigest(b"")
-        else:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                digest = xxhash.xxh3_128_hexdigest(content)
-    return identity_of(status), f"xxh3-128:{digest}"
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+        return identity_of(status), f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}"
 
 
 def _note() -> Path:

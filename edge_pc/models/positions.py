@@ -96,4 +96,5 @@ def from_json(data: dict[str, Any], place: Path) -> PositionEncoding:
     if not isinstance(kind, str) or kind not in _ENCODINGS:
         raise ModelError(f"{place}: the position encoding is {shown(kind)}, expected one of {', '.join(_ENCODINGS)}")
     encoding, table = _ENCODINGS[kind]
-    return encoding(**check_fields({f"position.{name}": value for name, value in data.items()}, table, place, "position."))
+    fields = {f"position.{name}": value for name, value in data.items()}
+    return encoding(**check_fields(fields, table, place, "position."))

@@ -80,7 +80,8 @@ def locate(model: str, kind: Kind) -> Path:
     path = _existing(model)
     exported = (path / SPEC_FILE).is_file()
     if kind == "onnx" and not exported:
-        raise ModelError(f"{path} is not an exported model", hint=f"edge-pc export {shlex.quote(str(path))} -o DIR, then use DIR")
+        command = f"edge-pc export {shlex.quote(str(path))} -o DIR"
+        raise ModelError(f"{path} is not an exported model", hint=f"{command}, then use DIR")
     if kind == "gguf" and not path.is_file():
         problem = "is an exported model" if exported else "is a folder"
         raise ModelError(f"{path} {problem}, expected a GGUF file", hint="give the path of the GGUF file")

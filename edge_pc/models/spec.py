@@ -16,7 +16,7 @@ from typing import Any
 from edge_pc.errors import ModelError
 from edge_pc.models import positions
 from edge_pc.models.fields import Field, check_fields, read_json, shown, whole
-from edge_pc.models.hashes import content_hashes
+from edge_pc.models.hashes import content_hash, remembered_hashes
 from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, PositionEncoding
 from edge_pc.models.registry import SPEC_FILE, export_command
 
@@ -80,8 +80,8 @@ class ModelSpec:
     def save(self, folder: Path) -> None:
         """Write `edge_pc.json` into `folder`, with the hashes of all files that are there by now."""
         names = sorted(path.name for path in folder.iterdir() if path.name != SPEC_FILE)
-        hashes = content_hashes([folder / name for name in names])
-        data = {"format": SPEC_FORMAT, **self._to_json(), "files": dict(zip(names, hashes, strict=True))}
+        hashes = {name: content_hash(folder / name) for name in names}
+        data = {"format": SPEC_FORMAT, **self._to_json(), "files": hashes}
         (folder / SPEC_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -148,6 +148,6 @@ def _hashes_now(folder: Path, names: list[str]) -> dict[str, str]:
     """Name → hash of those of the files that are there."""
     there = [name for name in names if (folder / Path(name).name).is_file()]
     try:
-        return dict(zip(there, content_hashes([folder / Path(name).name for name in there]), strict=True))
+        return dict(zip(there, remembered_hashes([folder / Path(name).name for name in there]), strict=True))
     except OSError as exc:
         raise ModelError(f"{exc.filename or folder} cannot be read: {exc.strerror}") from exc
