@@ -10,7 +10,8 @@ import json
 import random
 import shutil
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,42 @@ _FLOATS = (0.0, -1.0, 1e-45, 1e-12, 1e30, 3e38, -3e38, float("nan"), float("inf"
 _TEXTS = ("", "\0", "llama", "gpt2", "x" * 70000, "é" * 300, "{{", "{% for %}", "\ud800", "../../etc/passwd")
 _VALUES: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": []}}, "x", *_NUMBERS, *_FLOATS, *_TEXTS)
 _VALUES += (1e300, 1e30, 10**400, [1] * 50, [None], {"rope_type": "linear"}, {"rope_type": [], "factor": "x"}, "1", 2.5)
+
+
+_SIZES = (
+    "expert_count",
+    "expert_used_count",
+    "expert_group_count",
+    "nextn_predict_layers",
+    "leading_dense_block_count",
+)
+_SIZES += (
+    "attention.sliding_window",
+    "attention.scale",
+    "attention.layer_norm_epsilon",
+    "attention.causal",
+    "vocab_size",
+)
+_SIZES += ("attention.max_alibi_bias", "attention.key_length_mla", "attention.clamp_kqv", "logit_scale", "pooling_type")
+_SIZES += ("rope.scale_linear", "rope.scaling.factor", "rope.dimension_sections")
+_MORE_KEYS = [f"llama.{name}".encode() for name in _SIZES]
+_MORE_KEYS += [b"general.alignment", b"split.count", b"general.file_type", b"tokenizer.ggml.scores"]
+_MORE_KEYS += [b"tokenizer.ggml.eot_token_id", b"tokenizer.ggml.precompiled_charsmap"]
+_ARCHITECTURES = (
+    "qwen2",
+    "gemma",
+    "gemma2",
+    "falcon",
+    "mpt",
+    "bert",
+    "t5",
+    "phi3",
+    "gpt2",
+    "bloom",
+    "baichuan",
+    "mamba",
+)
+_ARCHITECTURES += ("deepseek2", "stablelm", "olmo", "x", "clip")
 
 
 @dataclass
@@ -42,6 +79,11 @@ class GGUFParts:
     data: bytes
     version: int = 3
     counts: dict[str, int] = field(default_factory=dict)
+
+    def set(self, key: str, kind: int, value: Any) -> None:
+        """Give a field this value, in its place or at the end."""
+        at = next((i for i, (found, *_) in enumerate(self.fields) if found == key.encode()), len(self.fields))
+        self.fields[at : at + 1] = [(key.encode(), kind, value)]
 
     def to_bytes(self) -> bytes:
         tensors, fields = self.counts.get("tensors", len(self.tensors)), self.counts.get("fields", len(self.fields))
@@ -104,15 +146,17 @@ def parts_of(path: Path) -> GGUFParts:
     return GGUFParts(fields, tensors, path.read_bytes()[int(start) :])
 
 
+_parts_of = cache(parts_of)
+
+
 def mutate_gguf(whole: Path, seed: int) -> tuple[str, bytes]:
     """What was done, and the bytes of the mutated file."""
     rng = random.Random(seed)
     if rng.random() < 0.4:
         return _mutate_bytes(whole.read_bytes(), rng, header=9000)
-    parts = parts_of(whole)
-    done = rng.choice((_other_value, _other_value, _other_kind, _other_array, _fewer, _other_tensor, _other_counts))(
-        parts, rng
-    )
+    kept = _parts_of(whole)
+    parts = replace(kept, fields=list(kept.fields), tensors=list(kept.tensors), counts={})
+    done = rng.choice(_MUTATIONS)(parts, rng)
     return done, parts.to_bytes()
 
 
@@ -219,6 +263,28 @@ def _other_counts(parts: GGUFParts, rng: random.Random) -> str:
     else:
         parts.counts[which] = count
     return f"{which} = {count}"
+
+
+def _more(parts: GGUFParts, rng: random.Random) -> str:
+    key, kind = rng.choice(_MORE_KEYS), rng.choice((UINT32, UINT32, INT32, FLOAT32, BOOL, UINT64))
+    value = rng.choice(_FLOATS if kind == FLOAT32 else _NUMBERS)
+    if rng.random() < 0.3:
+        parts.fields.append((key, ARRAY, (kind, [value] * rng.choice((0, 1, 2, 4, 600)))))
+    else:
+        parts.fields.append((key, kind, value))
+    return f"{key.decode()} added: {kind} {value!r:.60}"
+
+
+def _other_architecture(parts: GGUFParts, rng: random.Random) -> str:
+    name = rng.choice(_ARCHITECTURES).encode()
+    for i, (key, kind, value) in enumerate(parts.fields):
+        renamed = key.replace(b"llama.", name + b".", 1) if key.startswith(b"llama.") else key
+        parts.fields[i] = (renamed, kind, name if key == b"general.architecture" else value)
+    return f"architecture {name.decode()}"
+
+
+_MUTATIONS = (_other_value, _other_value, _other_kind, _other_array, _fewer, _more, _more, _other_tensor, _other_counts)
+_MUTATIONS += (_other_architecture,)
 
 
 def mutate_folder(whole: Path, target: Path, seed: int) -> str:

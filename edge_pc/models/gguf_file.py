@@ -230,5 +230,5 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: Any) -> dict[str, Tens
     data = -(-cursor.at // alignment) * alignment
     for name, tensor in found.items():
         if data + tensor.offset + tensor.nbytes > cursor.size:
-            raise _Broken(f"tensor {shown(name)} ends {data + tensor.offset + tensor.nbytes} bytes from the start")
+            raise _Broken(f"tensor {shown(name)} ends at byte {data + tensor.offset + tensor.nbytes}")
     return {name: replace(tensor, offset=data + tensor.offset) for name, tensor in found.items()}

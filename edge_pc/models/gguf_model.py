@@ -42,6 +42,9 @@ _SIZES = {
     "rope.scale_linear": number(0, 1e6),
     "expert_count": _EXPERTS,
     "expert_used_count": _EXPERTS,
+    "expert_group_count": _EXPERTS,
+    "expert_group_used_count": _EXPERTS,
+    "nextn_predict_layers": whole(0, MAX_LAYERS),
 }
 _TEMPLATE = {"chat_template": Field(str, high=MAX_TEMPLATE, default=None)}
 _NO_TOKEN = 2**32 - 1  # how files spell that there is none
@@ -61,6 +64,7 @@ _TOKENIZER = {
     "unknown_token_id": _TOKEN_ID,
     "padding_token_id": _TOKEN_ID,
 }
+_ALIGNMENT = 32  # of libllama's buffers, which tensors of a mapped file become
 _WEIGHTLESS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 # Architectures whose rotary pairs are neighbours.
@@ -173,9 +177,27 @@ def _check_sizes(file: GGUFFile, architecture: str) -> None:
     for name, value in file.metadata.items():
         if name.startswith(f"{architecture}.") and isinstance(value, float):
             check_fields({name: value}, {name: Field(float)}, file.path)
-    experts, used = (file.get(f"{architecture}.{name}", 0) for name in ("expert_count", "expert_used_count"))
-    if isinstance(experts, int) and isinstance(used, int) and not (used <= experts and bool(used) == bool(experts)):
-        raise ModelError(f"{file.path}: {used} experts of {experts} are used at a time, which cannot be")
+    extra, layers = (_most(file, f"{architecture}.{name}") for name in ("nextn_predict_layers", "block_count"))
+    if extra and extra >= layers:
+        raise ModelError(f"{file.path}: {architecture}.nextn_predict_layers is {extra}, expected less than {layers}")
+    _check_experts(file, architecture)
+
+
+def _check_experts(file: GGUFFile, architecture: str) -> None:
+    names = ("expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count")
+    experts, used, groups, groups_used = (_most(file, f"{architecture}.{name}") for name in names)
+    consistent = 0 < used <= experts and groups < experts if experts else used == groups == 0
+    if not consistent or (groups > 1 and (experts % groups or not 0 < groups_used < groups)):
+        raise ModelError(
+            f"{file.path}: {used} of {experts} experts, and {groups_used} of {groups} groups of them, are used at a "
+            "time, which cannot be"
+        )
+
+
+def _most(file: GGUFFile, key: str) -> int:
+    """The largest value under `key` of any layer; 0 when there is none."""
+    value = file.get(key, 0)
+    return max(value, default=0) if isinstance(value, list) else int(value)
 
 
 def _check_vocabulary(file: GGUFFile, fields: dict[str, Any]) -> None:
@@ -203,3 +225,7 @@ def _check_types(file: GGUFFile) -> None:
         if kind in _WEIGHTLESS or (len(tensor.shape) == 1 and kind != "F32"):
             expected = "F32" if len(tensor.shape) == 1 else "a type for weights"
             raise ModelError(f"{file.path}: tensor {shown(name)} has the type {kind}, expected {expected}")
+        if tensor.offset % _ALIGNMENT:
+            raise ModelError(
+                f"{file.path}: tensor {shown(name)} starts at byte {tensor.offset}, expected a multiple of {_ALIGNMENT}"
+            )
