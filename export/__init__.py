@@ -56,7 +56,10 @@ def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None
         with replacing_folder(place) as folder:
             _write(model, folder, bits, report)
     except OSError as exc:
-        raise ModelError(f"{out} cannot be written: {exc}") from exc
+        raise ModelError(
+            f"{out} cannot be written: {exc.strerror or exc}",
+            hint="is the folder writable for you, and is there room? -o DIR chooses another one",
+        ) from exc
     return out
 
 

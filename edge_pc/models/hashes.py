@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from edge_pc.system.files import replacing_file
 from edge_pc.system.home import home, make_home
 from edge_pc.system.identity import identity_of, wait_for_clock_tick
 
@@ -82,12 +83,7 @@ def _remember(known: dict[str, list[str]], new: dict[str, list[str]]) -> None:
     """Processes that write at the same time may lose each other's hashes; those are computed again."""
     kept = {name: record for name, record in known.items() if name not in new} | new
     newest = dict(list(kept.items())[-_MAX_REMEMBERED:])
-    with suppress(OSError, ValueError):
+    with suppress(OSError):
         make_home()
-        partial = _note().with_suffix(f".{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(newest), encoding="utf-8")
-            os.replace(partial, _note())
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        with replacing_file(_note()) as file:
+            file.write(json.dumps(newest).encode())

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
 from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
 from edge_pc.system.files import replacing_file
-from edge_pc.system.home import HOME_VARIABLE, make_home
+from edge_pc.system.home import HOME_VARIABLE, home, make_home
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,11 +43,16 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     model, path = registered(name), gguf_path(name)
     report = progress or (lambda *_: None)
     try:
-        with _locked(name):
-            if not path.is_file() or _hash_of(path, model, report) != model.sha256:
-                _fetch(name, model, path, report)
+        # Before the lock, which needs a home that can be written.
+        if not _is_whole(path, model, report):
+            with _locked(name):
+                if not _is_whole(path, model, report):
+                    _fetch(name, model, path, report)
     except OSError as exc:
-        raise StoreError(f"{path} cannot be written: {exc}", hint=f"choose another folder by {HOME_VARIABLE}") from exc
+        raise StoreError(
+            f"{path} cannot be written: {exc.filename or home()}: {exc.strerror or exc}",
+            hint=f"is the folder writable for you, and is there room? {HOME_VARIABLE} chooses another one",
+        ) from exc
     return path
 
 
@@ -62,14 +67,16 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-def _hash_of(path: Path, model: RegisteredModel, progress: Progress) -> str:
+def _is_whole(path: Path, model: RegisteredModel, progress: Progress) -> bool:
+    if not path.is_file():
+        return False
     digest, done = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             done += len(block)
             progress("check", done, model.nbytes)
-    return digest.hexdigest()
+    return digest.hexdigest() == model.sha256
 
 
 def _fetch(name: str, model: RegisteredModel, path: Path, progress: Progress) -> None:
