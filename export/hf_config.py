@@ -151,4 +151,5 @@ def _frequency_factors(base: float, dims: int, scaling: dict[str, Any]) -> Float
     frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1.0 / ((1.0 - kept) / scaling["factor"] + kept)).astype(np.float32)
+    factors: FloatArray = (1.0 / ((1.0 - kept) / scaling["factor"] + kept)).astype(np.float32)
+    return factors

@@ -14,7 +14,7 @@ from edge_pc.export.hf_reader import read_huggingface
 from edge_pc.export.tokenizer_from_gguf import tokenizer_from_gguf
 from edge_pc.export.weights import LlamaWeights
 from edge_pc.models.chat_template import MAX_TEMPLATE, TEMPLATE_FILE, read_template
-from edge_pc.models.fields import Field, check_fields, read_json, whole
+from edge_pc.models.fields import Field, check_fields, read_json
 from edge_pc.models.gguf_file import GGUFFile
 from edge_pc.models.gguf_model import check_gguf, tokenizer_fields
 from edge_pc.models.spec import MAX_VOCABULARY
@@ -34,7 +34,7 @@ _SETTINGS_FILE = "tokenizer_config.json"
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _TOKEN = Field(str, high=1000, default=None)
 _TEMPLATE = Field(str, high=MAX_TEMPLATE, default=None)
-_TOKEN_ID = whole(0, MAX_VOCABULARY, None)
+_TOKEN_IDS = Field(list, 0, MAX_VOCABULARY, items=int)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,9 @@ def _from_huggingface(folder: Path) -> Source:
     template = _chat_template(folder, settings)
     special = _special_tokens(folder, settings)
     bos_id = tokenizer.token_to_id(special["bos_token"]) if "bos_token" in special else None
-    named = [id_ for name in ("generation_config.json", CONFIG_FILE) for id_ in _ids_that_end(folder / name)]
+    named: list[int | None] = [
+        id_ for name in ("generation_config.json", CONFIG_FILE) for id_ in _ids_that_end(folder / name)
+    ]
     if "eos_token" in special:
         named.append(tokenizer.token_to_id(special["eos_token"]))
     return Source(
@@ -159,13 +161,9 @@ def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 def _ids_that_end(path: Path) -> list[int]:
     """The token ids that a settings file names as ends of an answer: one, or a list."""
     given = _optional_json(path).get("eos_token_id")
-    ids = given if isinstance(given, list) else [given]
-    return [id_ for id_ in (_checked_id(path, id_) for id_ in ids) if id_ is not None]
-
-
-def _checked_id(path: Path, id_: Any) -> int | None:
-    [checked] = check_fields({"eos_token_id": id_}, {"eos_token_id": _TOKEN_ID}, path).values()
-    return None if checked is None else int(checked)
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    checked: list[int] = check_fields({"eos_token_id": ids}, {"eos_token_id": _TOKEN_IDS}, path)["eos_token_id"]
+    return checked
 
 
 def _wants_bos(folder: Path, tokenizer: Tokenizer, settings: dict[str, Any], bos_id: int) -> bool:

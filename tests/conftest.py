@@ -70,9 +70,15 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Path:
     """The real SmolLM2, exported with 8-bit weights into the cache home."""
+    from edge_pc.errors import ModelError
     from edge_pc.export import export
     from edge_pc.models import registry
+    from edge_pc.models.spec import read_spec
 
     with _home(_OWN_HOME):
         folder = registry.export_folder("smollm2")
-        return folder if folder.exists() else export(smollm2_gguf, folder)
+        try:
+            _, changed = read_spec(folder)
+        except ModelError:  # none yet, or one of another version
+            changed = ["all"]
+        return export(smollm2_gguf, folder) if changed else folder

@@ -427,7 +427,11 @@ def test_gguf_files_that_cannot_be_served(
         ({"hidden_act": "x" * 100000}, r"hidden_act is 'x+\.\.\.x+', expected text of at most 100 characters"),
         ({"hidden_act": "\ud800"}, r"hidden_act is '\\ud800', expected text"),
         ({"sliding_window": "x"}, "sliding_window is 'x', expected a whole number"),
-        ({"eos_token_id": [1, "x"]}, "eos_token_id is 'x', expected a whole number"),
+        (
+            {"eos_token_id": [1, "x"]},
+            r"eos_token_id is \[1, 'x'\], expected a list whose items are each a whole number",
+        ),
+        ({"eos_token_id": -1}, r"eos_token_id is \[-1\], expected a list"),
         ({"num_hidden_layers": 3}, "9 tensors are missing"),
         ({"intermediate_size": 128}, r"'layers.0.gate' has shape \[96, 64\], expected \[128, 64\]"),
         ({"vocab_size": 200}, r"'embed' has shape"),

@@ -61,10 +61,12 @@ class Field:
 
     def _fits(self, kind: type, value: Any) -> bool:
         if kind in (int, float):
-            number = type(value) is int or (kind is float and type(value) is float)
-            # A whole number may be too large for a float, and nothing is in the range of NaN.
-            return number and self.low <= value <= self.high and (kind is int or abs(value) < 2**1023)
-        return type(value) is kind and (kind is not str or (len(value) <= self.high and _is_text(value)))
+            is_number = type(value) is int or (kind is float and type(value) is float)
+            # Nothing is in a range for NaN. A whole number may be too large for a float.
+            return is_number and self.low <= value <= self.high and (kind is int or abs(value) < 2**1023)
+        if kind is str:
+            return isinstance(value, str) and len(value) <= self.high and _is_text(value)
+        return type(value) is kind
 
 
 def whole(low: int, high: int, default: Any = ...) -> Field:

@@ -76,7 +76,7 @@ class GGUFFile:
         except OSError as exc:
             raise ModelError(f"{path} cannot be read: {exc}") from exc
         try:
-            cursor = _Cursor(memoryview(self._bytes))
+            cursor = _Cursor(self._bytes.data)
             tensors, fields = _counts(cursor)
             self._values, self.kinds = _read_metadata(cursor, fields)
             self.tensors = _read_tensors(cursor, tensors, self.get("general.alignment", 32))
