@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import IntArray, KVLayout
+from edge_pc.backends.base import IntArray
 from edge_pc.errors import StatesError
 
 Bytes = NDArray[np.uint8]
@@ -42,6 +42,27 @@ _TENSOR = _KEYS.itemsize  # both kinds of tensors have headers of this size
 # The tokens of an array carry the blob's fixed part between them: padded to a few, its share is small (0.8 % of
 # SmolLM2's states), and so is the padding of a short module.
 _TOKEN_MULTIPLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLayout:
+    """Arrays `[tokens, bytes]`, tokens padded to a few, that begin with a blob of as many cells as there are.
+
+    Attributes:
+        name: names the format, with libllama's own number of it.
+        bytes_per_token: room for a token's keys and values and its share of the blob's fixed part.
+    """
+
+    name: str
+    bytes_per_token: int
+
+    @property
+    def dtype(self) -> str:
+        return "uint8"
+
+    def array_shape(self, position_ids: IntArray) -> tuple[int, ...]:
+        """The shape of the array that holds cells at `position_ids`, padding included."""
+        return (-(-len(position_ids) // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE, self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +105,10 @@ class BlobFormat:
         """Size of a blob of `cells` cells."""
         return self._fixed + cells * self._per_cell
 
-    def kv_layout(self, version: int) -> KVLayout:
+    def kv_layout(self, version: int) -> BlobLayout:
         """The layout of our arrays; `version` is libllama's own number of its sequence states."""
-        per_token = self._per_cell + -(-self._fixed // _TOKEN_MULTIPLE)
-        name = f"llamacpp-{FORMAT}-state{version}-f16-noflash"
-        return KVLayout(name, "uint8", (1, per_token), token_axis=0, token_multiple=_TOKEN_MULTIPLE)
+        bytes_per_token = self._per_cell + -(-self._fixed // _TOKEN_MULTIPLE)
+        return BlobLayout(f"llamacpp-{FORMAT}-state{version}-f16-noflash", bytes_per_token)
 
     def build(self, positions: IntArray) -> Bytes:
         """A blob of cells at `positions`, all keys and values zero."""

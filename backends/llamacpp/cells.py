@@ -1,31 +1,34 @@
-"""Which cells of libllama's cache each sequence has: every change of the cache goes through here.
+"""The cells of libllama's cache: every change of it goes through here and is noted in the books.
 
-libllama tells neither which cells are free nor where a sequence's cells lie, so this keeps the same books. New cells
-take the lowest free places, in order (`selfcheck.py` sees to it when a model is opened).
+libllama gives new cells the lowest free places (`selfcheck.py` sees to it when a model is opened). They are steered to
+others by *plugs*: cells that nobody attends to, in free places where nothing is to go yet.
 
-Places matter for the last bits of a result. Attention sums over up to 16 places at a time (AVX-512), so two prompts
-add up alike when their cells are in the same order and each lies in the same *lane* (its place modulo 16); places
-between them that belong to others add nothing. A cell's lane is right when it equals its index in the prompt modulo 16:
-so it is in full prefill of an empty cache.
+A prompt's new cells go where its last block goes on if that is free; else its part of that block is copied to a fresh
+one first. Then come whole free blocks, higher ones than it has. The free places of a block that a prompt has begun
+belong to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
-from edge_pc.backends.llamacpp.native import SEQUENCES, Session
-from edge_pc.errors import ContextLengthError
+from edge_pc.backends.llamacpp.books import BLOCK, Books, runs, up_to_block
+from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
+from edge_pc.errors import ContextLengthError, ModelError, StatesError
 
-LANES = 16
+# Sequences with a fixed part: cells in transit, plugs.
+TRANSIT, PLUGS = 0, 1
+FIRST_SEQUENCE = 2
 
-# Sequences with a fixed part: cells in transit, cells that only hold a place, places to be left free.
-TRANSIT, PLUGS, HOLES = 0, 1, 2
-FIRST_SEQUENCE = 3
+# A larger cache is made at least by this factor larger, because all cells move into it.
+_GROWTH = 1.5
+
+# Plugs written at a time; their keys and values are zeros that must be allocated.
+_PLUGS_AT_ONCE = 512
 
 _END = np.iinfo(np.int32).max
 
@@ -34,188 +37,220 @@ class Cells:
     """The cache's cells, and the calls that change them.
 
     Args:
-        session: the context whose cells they are; empty.
-        blobs: its states' format.
+        open_context: makes an empty cache of so many cells.
+        blobs: the format of its states.
+        size: cells to begin with; there will be more when they are needed.
+
+    Attributes:
+        books: where which cells are.
     """
 
-    def __init__(self, session: Session, blobs: BlobFormat) -> None:
+    def __init__(self, open_context: Callable[[int], NativeContext], blobs: BlobFormat, size: int) -> None:
+        self._open_context = open_context
         self._blobs = blobs
-        self._start(session)
+        self._native = open_context(up_to_block(size))
+        self.books = Books(SEQUENCES, self._native.cells)
 
-    def _start(self, session: Session) -> None:
-        self._session = session
-        self._labels = np.full(session.cells, -1, dtype=np.int32)
-        self._members = np.zeros((SEQUENCES, session.cells), dtype=np.bool_)
-        self._owners = np.zeros(session.cells, dtype=np.int16)
+    def room(self, after: int) -> int:
+        """Cells of whole free blocks beyond the place `after`."""
+        return len(self.books.free_blocks(after)) * BLOCK
 
-    @property
-    def size(self) -> int:
-        """All cells there are."""
-        return self._session.cells
-
-    @property
-    def free(self) -> int:
-        """Cells that no sequence has."""
-        return int(np.count_nonzero(self._owners == 0))
-
-    def labels(self, sequence: int) -> IntArray:
-        """Labels of a sequence's cells, in the order of their places."""
-        labels: IntArray = self._labels[self._members[sequence]]
-        return labels
-
-    def places(self, sequence: int, start: int = 0, stop: int = _END) -> IntArray:
-        """Places of a sequence's cells labelled `[start, stop)`, by ascending label."""
-        found = np.flatnonzero(self._within(sequence, start, stop))
-        return found[np.argsort(self._labels[found], kind="stable")].astype(np.int32)
-
-    def last(self, sequence: int) -> int:
-        """The largest position label in a sequence, -1 when it is empty."""
-        return int(self.labels(sequence).max(initial=-1))
-
-    def load(self, sequence: int, blob: Bytes, labels: IntArray) -> None:
-        """Fill an empty sequence with a blob's cells.
+    def make_room(self, count: int, after: int) -> None:
+        """See to it that `count` cells find whole free blocks beyond the place `after`; a larger cache has them.
 
         Raises:
-            ContextLengthError: there are not enough free cells.
+            ContextLengthError: there is not enough memory; all is as it was.
+        """
+        missing = up_to_block(count) - self.room(after)
+        if missing > 0:
+            self._grow(missing)
+
+    def extend(self, sequence: int, count: int) -> IntArray:
+        """The places of a sequence's next `count` cells, ascending; they belong to the sequence from now on.
+
+        Raises:
+            ContextLengthError: there is not enough memory for a larger cache.
+        """
+        if not self.books.goes_on(sequence):
+            self._move_tail(sequence)
+        last = self.books.last_place(sequence)
+        rest = np.arange(last + 1, up_to_block(last + 1))
+        needed = max(count - len(rest), 0)
+        self.make_room(needed, last)
+        blocks = self.books.free_blocks(last)[: up_to_block(needed) // BLOCK]
+        self.books.reserved[np.concatenate([rest[:1] // BLOCK, blocks])] = sequence
+        fresh = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        return np.concatenate([rest, fresh])[:count].astype(np.int32)
+
+    def load(self, sequence: int, blob: Bytes, labels: IntArray, places: IntArray) -> None:
+        """Fill an empty sequence with a blob's cells, in `places`, ascending.
+
+        Raises:
             StatesError: libllama refused the blob.
         """
-        places = self._lowest_free(len(labels))
-        self._session.write(sequence, blob)
-        self._take(places, labels, np.full(len(labels), sequence))
+        self._open(places)
+        self._native.write(sequence, blob)
+        self.books.add(places, labels, np.full(len(labels), sequence))
 
-    def compute(self, token_ids: IntArray, position_ids: IntArray, sequences: IntArray, outputs: Sequence[int]) -> None:
-        """Compute tokens, each in its sequence; see `Session.decode`.
+    def add(self, sequence: int, blob: Bytes, labels: IntArray) -> None:
+        """Add a blob's cells to a sequence, after those it has.
 
         Raises:
-            ContextLengthError: there are not enough free cells.
+            StatesError: libllama refused the blob.
+            ContextLengthError: there is not enough memory for a larger cache.
         """
-        places = self._lowest_free(len(token_ids))
-        self._session.decode(token_ids, position_ids, sequences, outputs)
-        self._take(places, position_ids, sequences)
+        self._add_at(sequence, blob, labels, self.extend(sequence, len(labels)))
+
+    def compute(
+        self,
+        token_ids: IntArray,
+        position_ids: IntArray,
+        sequences: IntArray,
+        places: IntArray,
+        outputs: Sequence[int],
+    ) -> None:
+        """Compute tokens, each in its sequence and its place, places ascending; see `NativeContext.decode`."""
+        self._open(places)
+        self._native.decode(token_ids, position_ids, sequences, outputs)
+        self.books.add(places, position_ids, sequences)
+
+    def logits(self, row: int) -> Logits:
+        """Logits of an output row of the last `compute`, float32 `[vocab]`."""
+        return self._native.logits(row)
 
     def join(self, source: int, target: int, start: int = 0, stop: int = _END) -> None:
         """Let `target` share the cells of `source` labelled `[start, stop)`; nothing is copied."""
-        self._session.join(source, target, start, stop)
-        added = self._within(source, start, stop) & ~self._members[target]
-        self._members[target] |= added
-        self._owners += added
+        self._native.join(source, target, start, stop)
+        self.books.join(source, target, start, stop)
 
     def drop(self, sequence: int, start: int = 0, stop: int = _END) -> None:
-        """Take the cells labelled `[start, stop)` from a sequence; those that no other has become free."""
-        dropped = self._within(sequence, start, stop)
-        if not dropped.any():
-            return
-        self._session.drop(sequence, start, stop)
-        self._members[sequence] &= ~dropped
-        self._owners -= dropped
-        self._labels[dropped & (self._owners == 0)] = -1
+        """Take the cells labelled `[start, stop)` from a sequence; places that no other has become free."""
+        self._remove(sequence, start, stop)
+        self.books.leave_blocks(sequence)
+        end = self.books.end()
+        if self.books.plugged[end:].any():  # nothing is beyond them any more
+            self._native.drop(PLUGS, end, _END)
+            self.books.plugged[end:] = False
 
     def relabel(self, sequence: int, label: int, new: int) -> None:
         """Give one cell of a sequence another position label; only this sequence sees the change.
 
         libllama has no call for it. The cell leaves and comes back as a copy, its key rotated as before.
         """
-        self.join(sequence, TRANSIT, label, label + 1)
-        blob = self._session.read(TRANSIT)
-        self.drop(TRANSIT)
-        self.drop(sequence, label, label + 1)
-        labels = np.array([new], dtype=np.int32)
-        self._blobs.frame(blob, labels)
-        self.load(TRANSIT, blob, labels)
-        self.join(TRANSIT, sequence)
-        self.drop(TRANSIT)
+        if self.books.users[self.books.places(sequence, label, label + 1)] > 1 and self._is_last(sequence, label):
+            self._move_tail(sequence)
+        places = targets = self.books.places(sequence, label, label + 1)
+        if self.books.users[places] > 1:  # not in order anyway
+            targets = self.extend(sequence, 1)
+        self._replace(sequence, places, targets, np.array([new], dtype=np.int32))
 
-    def read(self, sequence: int) -> Bytes:
-        """The blob of a sequence, in the order of places."""
-        return self._session.read(sequence)
+    def read(self, sequence: int, labels: IntArray) -> Bytes:
+        """The blob of a sequence's cells of these labels, in the order of their places."""
+        try:
+            for first, last in runs(np.sort(labels)):
+                self.join(sequence, TRANSIT, first, last + 1)
+            return self._native.read(TRANSIT)
+        finally:
+            self._remove(TRANSIT)
 
-    def logits(self, row: int) -> Logits:
-        """Logits of an output row of the last `compute`, float32 `[vocab]`."""
-        return self._session.logits(row)
+    def clear(self) -> None:
+        """Take all cells from all sequences, whatever state they are in."""
+        self._native.clear()
+        self.books = Books(SEQUENCES, self._native.cells)
+
+    def check(self) -> None:
+        """Compare the books with libllama: each sequence's cells, in the order of their places. Reads all cells.
+
+        Raises:
+            StatesError: they differ.
+        """
+        if not self.books.agree():
+            raise StatesError("the books of the cache contradict themselves")
+        for sequence in range(SEQUENCES):
+            kept = np.flatnonzero(self.books.plugged) if sequence == PLUGS else self.books.labels(sequence)
+            if self._native.last(sequence) != kept.max(initial=-1):
+                raise StatesError(f"sequence {sequence} does not end where the books say")
+            if len(kept) and not np.array_equal(self._blobs.positions(self._native.read(sequence)), kept):
+                raise StatesError(f"sequence {sequence} has other cells, or in other places, than the books say")
 
     def close(self) -> None:
         """Free the cache."""
-        self._session.close()
+        self._native.close()
 
-    def in_lanes(self, places: IntArray) -> bool:
-        """Whether cells of a prompt, in position order, lie as full prefill would put them."""
-        return bool(np.all(np.diff(places) > 0) and np.all(places % LANES == np.arange(len(places)) % LANES))
+    def _is_last(self, sequence: int, label: int) -> bool:
+        return bool(self.books.places(sequence, label, label + 1) == self.books.last_place(sequence))
 
-    def align(self, index: int, after: int, count: int, limit: int) -> IntArray:
-        """Plug free places until the next `count` cells come to lie in lanes, behind the place `after`.
+    def _move_tail(self, sequence: int) -> None:
+        """Replace a sequence's part of its last block by copies in a fresh one."""
+        last = self.books.last_place(sequence)
+        self.make_room(BLOCK, last)
+        block = self.books.free_blocks(last)[0]
+        self.books.reserved[block] = sequence
+        places = self.books.tail(sequence)
+        self._replace(sequence, places, block * BLOCK + places % BLOCK, self.books.labels_in(places))
 
-        Args:
-            index: of the first of these cells in its prompt.
-            limit: give up rather than plug more.
+    def _replace(self, sequence: int, places: IntArray, targets: IntArray, labels: IntArray) -> None:
+        """Replace cells of a sequence by copies of its own at `targets` with `labels`; others keep theirs."""
+        old = self.books.labels_in(places)
+        blob = self.read(sequence, old)
+        for first, last in runs(np.sort(old)):
+            self._remove(sequence, first, last + 1)
+        self._blobs.frame(blob, labels)
+        self._add_at(sequence, blob, labels, targets)
 
-        Returns:
-            The plugs, to be given to `unplug`; none where nothing had to be done or nothing helps.
-        """
-        free = np.flatnonzero(self._owners == 0).astype(np.int32)
-        # Consecutive free places follow one another in lanes as long as they skip whole multiples of 16.
-        shift = (free - np.arange(len(free))) % LANES
-        for first in np.flatnonzero((free > after) & (free % LANES == index % LANES)):
-            if first > limit:
-                break
-            if first + count <= len(free) and np.all(shift[first : first + count] == shift[first]):
-                plugs = free[:first]
-                self._plug(plugs)
-                return plugs
-        return free[:0]
+    def _add_at(self, sequence: int, blob: Bytes, labels: IntArray, places: IntArray) -> None:
+        self.load(TRANSIT, blob, labels, places)
+        self.join(TRANSIT, sequence)
+        self._remove(TRANSIT)
 
-    def unplug(self, plugs: IntArray) -> None:
-        """Free places that `align` plugged."""
-        for place in plugs.tolist():
-            self.drop(PLUGS, place, place + 1)
+    def _remove(self, sequence: int, start: int = 0, stop: int = _END) -> None:
+        self._native.drop(sequence, start, stop)
+        self.books.remove(sequence, start, stop)
 
-    def move_to(self, session: Session) -> None:
-        """Go on in a larger cache, which is empty: every cell keeps its place, its label and its sequences.
-
-        The old one is closed.
-        """
-        for sequence in range(FIRST_SEQUENCE, SEQUENCES):
-            self._session.join(sequence, TRANSIT, 0, _END)
-        self._session.join(PLUGS, TRANSIT, 0, _END)
-        everything = self._session.read(TRANSIT)
-        self._session.close()
-        labels, members, owners = self._labels, self._members, self._owners
-        self._start(session)
-        index = np.cumsum(owners > 0, dtype=np.int32) - 1  # of a place's cell in the blob
-        end = int(np.flatnonzero(owners)[-1]) + 1 if owners.any() else 0
-        changes = np.flatnonzero(np.any(members[:, 1:end] != members[:, : max(end - 1, 0)], axis=0)) + 1
-        for piece in np.split(np.arange(end, dtype=np.int32), changes):
-            if not len(piece):
-                continue
-            if owners[piece[0]]:
-                self.load(TRANSIT, self._blobs.take(everything, index[piece], labels[piece]), labels[piece])
-                for sequence in np.flatnonzero(members[:, piece[0]]).tolist():
-                    self.join(TRANSIT, sequence)
-            else:
-                self.load(TRANSIT, self._blobs.build(piece), piece)
-                self.join(TRANSIT, HOLES)
-            self.drop(TRANSIT)
-        self.drop(HOLES)
-
-    def _within(self, sequence: int, start: int, stop: int) -> NDArray[np.bool_]:
-        within: NDArray[np.bool_] = self._members[sequence] & (self._labels >= start) & (self._labels < stop)
-        return within
-
-    def _lowest_free(self, count: int) -> IntArray:
-        free = np.flatnonzero(self._owners == 0)[:count].astype(np.int32)
-        if len(free) < count:
-            raise ContextLengthError(
-                f"the cache has {len(free)} free cells of {self._session.cells}, {count} are needed",
-                hint="close other prompts first",
-            )
-        return free
-
-    def _take(self, places: IntArray, labels: IntArray, sequences: IntArray) -> None:
-        self._labels[places] = labels
-        self._members[sequences, places] = True
-        self._owners[places] = 1
+    def _open(self, places: IntArray) -> None:
+        """Let `places` be the lowest free ones."""
+        books, end = self.books, int(places[-1]) + 1
+        free = (books.users[:end] == 0) & ~books.plugged[:end]
+        others = free.copy()
+        others[places] = False
+        if others.any():  # plugs take the lowest free places, too: some of `places`, maybe, which they leave below
+            self._plug(np.flatnonzero(free[: int(np.flatnonzero(others)[-1]) + 1]).astype(np.int32))
+        for first, last in runs(places[books.plugged[places]]):
+            self._native.drop(PLUGS, first, last + 1)
+        books.plugged[places] = False
 
     def _plug(self, places: IntArray) -> None:
-        if len(places):
-            self.load(TRANSIT, self._blobs.build(places), places)
-            self.join(TRANSIT, PLUGS)
-            self.drop(TRANSIT)
+        for start in range(0, len(places), _PLUGS_AT_ONCE):
+            piece = places[start : start + _PLUGS_AT_ONCE]
+            self._native.write(TRANSIT, self._blobs.build(piece))
+            self._native.join(TRANSIT, PLUGS, 0, _END)
+            self._native.drop(TRANSIT)
+            self.books.plugged[piece] = True
+
+    def _grow(self, missing: int) -> None:
+        size = up_to_block(max(self.books.size + missing, int(_GROWTH * self.books.size)))
+        try:
+            larger = self._open_context(size)
+        except ModelError as exc:
+            raise ContextLengthError(
+                f"the prompts that are open need a cache of {size} cells: {exc.message}",
+                hint="close other prompts first",
+            ) from exc
+        self._move_to(larger)
+
+    def _move_to(self, native: NativeContext) -> None:
+        """Go on in a larger cache, which is empty: every cell keeps its place, its label and its sequences."""
+        for sequence in range(FIRST_SEQUENCE, SEQUENCES):
+            self._native.join(sequence, TRANSIT, 0, _END)
+        everything = self._native.read(TRANSIT)
+        self._native.close()
+        old, self._native, self.books = self.books, native, Books(SEQUENCES, native.cells)
+        self.books.reserved[: len(old.reserved)] = old.reserved
+        read = 0
+        for places, sequences in old.groups():
+            labels, cells = old.labels_in(places), np.arange(read, read + len(places), dtype=np.int32)
+            self.load(TRANSIT, self._blobs.take(everything, cells, labels), labels, places)
+            for sequence in sequences:
+                self.join(TRANSIT, sequence)
+            self._remove(TRANSIT)
+            read += len(places)

@@ -38,7 +38,7 @@ class NativeLog:
         line = text.decode("utf-8", errors="replace")
         if level == _ERROR:
             self._error = self._error or line.strip()
-        if self.verbose:
+        if self.verbose and sys.stderr:
             sys.stderr.write(line)
 
 

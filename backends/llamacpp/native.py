@@ -4,8 +4,8 @@ Settings were measured with SmolLM2-135M (Q8_0 and Q4_0, AVX-512), 32 tokens ove
 
 - Flash attention off: 210 ms against 1650 ms, one token 23 ms against 69 ms (2 cores). libllama's CPU kernel for it is
   slow for few rows. Full prefill of 4128 tokens gains little from it: 49 s against 55 s (Q8_0, 1 core), 13.4 s against
-  15.4 s (Q4_0, 2 cores). Without it, results do not depend on how a run is cut, and cells of other prompts between a
-  prompt's own do no harm if they fill multiples of 16 places (see `cells.py`).
+  15.4 s (Q4_0, 2 cores). Without it, results depend neither on how a run is cut nor on whole blocks of other prompts'
+  cells between a prompt's own (see `cells.py`).
 - float16 keys and values: 8-bit keys or bfloat16 are not faster and cost a KL of 0.004, float32 doubles the bytes.
 - Batches of 512 tokens: 256 to 1024 are equally fast.
 - Threads: all CPUs the process may use. Where other work takes its share of them, fewer are faster by far, because
@@ -35,8 +35,8 @@ SEQUENCES = 128
 _TO_THE_END = -1
 
 
-class Session:
-    """An allocated libllama context. Not safe to call from two threads at once.
+class NativeContext:
+    """An allocated libllama context. Called by one thread only (see `thread.py`).
 
     Args:
         library: the bindings.
@@ -101,6 +101,16 @@ class Session:
         """Take the cells at positions `[start, stop)` from a sequence; nothing is left to take when all is closed."""
         if self._context is not None:
             self._library.llama_memory_seq_rm(self._memory, sequence, start, stop)
+
+    def last(self, sequence: int) -> int:
+        """The largest position label in a sequence, -1 when it is empty."""
+        self._require_open()
+        return int(self._library.llama_memory_seq_pos_max(self._memory, sequence))
+
+    def clear(self) -> None:
+        """Take all cells from all sequences."""
+        self._require_open()
+        self._library.llama_memory_clear(self._memory, False)
 
     def write(self, sequence: int, blob: Bytes) -> None:
         """Replace a sequence by the cells of a blob.

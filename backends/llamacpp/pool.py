@@ -1,49 +1,81 @@
-"""The one cache that all prompts share: its room, its sequences, its resident modules, and the lock around them."""
+"""The one cache that all prompts share: its sequences, its resident modules, and the thread that works on it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from edge_pc.backends.base import Plan
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, Cells
-from edge_pc.backends.llamacpp.native import SEQUENCES, Session
+from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
 from edge_pc.backends.llamacpp.resident import Residents
-from edge_pc.errors import ContextLengthError
+from edge_pc.backends.llamacpp.thread import NativeThread
+from edge_pc.errors import ContextLengthError, EdgePCError
+
+T = TypeVar("T")
 
 # The cache to begin with. All of its memory is taken at once, so it is smaller for models with large cells (23 KB for
 # SmolLM2-135M, half a megabyte for a 7B model without grouped queries).
 _FIRST_CELLS = 8192
 _FIRST_BYTES = 512 << 20
 
-# Cells beside those of a plan: plugs, copies of relabelled cells, a companion row.
+# Cells beside those of a plan: the parts of blocks that are copied, a companion row.
 _SPARE_CELLS = 256
 
-# A larger cache is made at least by this factor larger, because all cells move into it.
-_GROWTH = 1.5
+_RESIDENTS = range(FIRST_SEQUENCE, FIRST_SEQUENCE + 64)
+_PROMPTS = range(_RESIDENTS.stop, SEQUENCES)
 
-_RESIDENT_SEQUENCES = 64
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the cache holds.
+
+    Attributes:
+        cells: all there are.
+        held: of these, in use by open prompts; a module that several share counts once.
+        idle: modules that no open prompt uses.
+    """
+
+    cells: int
+    held: int
+    idle: int
 
 
 class Pool:
-    """The cache and who uses it. Whatever changes it happens while `lock` is held.
+    """The cache and who uses it. `run` and `later` may be called by any thread; all else is work for them.
 
     Args:
-        open_session: makes an empty cache of so many cells.
+        thread: does the work.
+        open_context: makes an empty cache of so many cells.
         blobs: the format of its states.
-        cells: the room to begin with; None: what is usual.
+        size: cells to begin with; None: as many as are usual.
+
+    Attributes:
+        generation: counts how often the cache was emptied because a failure left it in an unknown state.
     """
 
-    def __init__(self, open_session: Callable[[int], Session], blobs: BlobFormat, cells: int | None) -> None:
-        self.lock = threading.RLock()
+    def __init__(
+        self, thread: NativeThread, open_context: Callable[[int], NativeContext], blobs: BlobFormat, size: int | None
+    ) -> None:
+        self._thread = thread
         self.blobs = blobs
-        self._open_session = open_session
         usual = max(_SPARE_CELLS, min(_FIRST_CELLS, _FIRST_BYTES // blobs.nbytes(1)))
-        self.cells = Cells(open_session(cells or usual), blobs)
-        shared = FIRST_SEQUENCE + _RESIDENT_SEQUENCES
-        self.residents = Residents(self.cells, blobs, range(FIRST_SEQUENCE, shared))
-        self._sequences = list(range(shared, SEQUENCES))
+        self.cells = Cells(open_context, blobs, size or usual)
+        self.residents = Residents(self.cells, blobs, _RESIDENTS)
+        self.generation = 0
+        self._broken = False
+        self._sequences = list(_PROMPTS)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Work on the cache and wait for it; see `NativeThread.begin`."""
+        return self._thread.run(partial(self._guarded, work))
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Work on the cache some time; see `NativeThread.later`."""
+        self._thread.later(partial(self._guarded, work))
 
     def take_sequence(self) -> int:
         """A sequence for a new prompt.
@@ -51,37 +83,50 @@ class Pool:
         Raises:
             ContextLengthError: too many prompts are open.
         """
-        with self.lock:
-            if not self._sequences:
-                raise ContextLengthError("too many prompts are open at once", hint="close some of them")
-            return self._sequences.pop()
+        if not self._sequences:
+            raise ContextLengthError("too many prompts are open at once", hint="close some of them")
+        return self._sequences.pop()
 
     def give_back(self, sequence: int) -> None:
         """A prompt's sequence, which is empty."""
-        with self.lock:
-            self._sequences.append(sequence)
+        self._sequences.append(sequence)
 
-    def admit(self, plan: Plan, capacity: int) -> None:
-        """Make room for a plan and for what is left of its context's capacity.
+    def admit(self, plan: Plan, sequence: int, further: int) -> None:
+        """Make room for a plan's cells after those of `sequence`, and for `further` ones that may be computed.
 
         Modules that nobody uses, this plan included, leave.
-        """
-        wanted = {span.states.key: span.states for span in plan.spans}
-        self.residents.evict_idle(wanted)
-        loads = sum(self.residents.missing(states) for states in wanted.values())
-        self.make_room(loads + max(len(plan.token_ids), capacity - plan.cached_tokens) + _SPARE_CELLS)
-
-    def make_room(self, cells: int) -> None:
-        """See to it that so many cells are free; where they are not, everything moves into a larger cache.
 
         Raises:
-            ModelError: there is not enough memory; all is as it was.
+            ContextLengthError: there is not enough memory; the sequence is as it was.
         """
-        missing = cells - self.cells.free
-        if missing > 0:
-            self.cells.move_to(self._open_session(max(self.cells.size + missing, int(_GROWTH * self.cells.size))))
+        residents, cells = self.residents, self.cells
+        wanted = {span.states.key: span.states for span in plan.spans}
+        residents.evict_idle(wanted)
+        present = [resident.sequence for states in wanted.values() if (resident := residents.find(states))]
+        last = max(cells.books.last_place(one) for one in (sequence, *present))
+        missing = sum(len(states.position_ids) for states in wanted.values() if not residents.find(states))
+        count = missing + further + _SPARE_CELLS
+        if cells.room(last) < count and residents.idle_cells() and not self.use().held:
+            residents.evict_idle()  # the room below them is better than a larger cache
+            self.admit(plan, sequence, further)
+        else:
+            cells.make_room(count, last)
 
-    def close(self) -> None:
-        """Free the cache."""
-        with self.lock:
-            self.cells.close()
+    def use(self) -> CacheUse:
+        """What the cache holds."""
+        held = self.cells.books.used(_PROMPTS)
+        return CacheUse(self.cells.books.size, held, self.cells.books.used(range(FIRST_SEQUENCE, SEQUENCES)) - held)
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        if self._broken:
+            self.cells.clear()
+            self.residents.forget()
+            self.generation += 1
+            self._broken = False
+        try:
+            return work()
+        except EdgePCError:  # raised where the books agree with the cache
+            raise
+        except BaseException:  # refused memory, say, between two changes that belong together
+            self._broken = True
+            raise

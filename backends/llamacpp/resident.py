@@ -8,19 +8,18 @@ until the next prompt comes and does not use it either: the budget of idle cells
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from edge_pc.backends.base import KVStates
+from edge_pc.backends.base import IntArray, KVStates
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import Cells
 
-# Plugs that a load may take to lie in lanes (see `cells.py`): few, they are copied too.
-_PLUG_LIMIT = 64
 
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A module in the cache: its states, the sequence that has its cells, and how many prompts use it."""
 
-@dataclass(slots=True)
-class _Resident:
     states: KVStates
     sequence: int
     users: int = 0
@@ -38,41 +37,42 @@ class Residents:
     def __init__(self, cells: Cells, blobs: BlobFormat, sequences: Collection[int]) -> None:
         self._cells = cells
         self._blobs = blobs
-        self._free_sequences = list(sequences)
-        self._residents: OrderedDict[str, _Resident] = OrderedDict()
+        self._sequences = sequences
+        self.forget()
 
-    def missing(self, states: KVStates) -> int:
-        """Cells that `hold` would load."""
-        return 0 if self._find(states) else len(states.position_ids)
+    def find(self, states: KVStates) -> Resident | None:
+        """The resident that has these states, if there is one."""
+        return self._residents.get(states.key)
 
-    def hold(self, states: KVStates, index: int) -> int | None:
+    def hold(self, states: KVStates, places: Callable[[int], IntArray]) -> Resident | None:
         """Keep states in the cache until they are released, loading them if they are not there.
 
         Args:
-            index: of the first of their cells in the prompt, for their place.
+            places: gives the places for so many new cells.
 
         Returns:
-            The sequence that has them; None when residents have no sequence left.
+            None when residents have no sequence left.
 
         Raises:
             StatesError: the states are not of the expected format.
-            ContextLengthError: there are not enough free cells.
+            ContextLengthError: there is not enough room.
         """
-        resident = self._find(states)
+        resident = self.find(states)
         if resident is None:
             if not self._free_sequences and not self._evict_oldest():
                 return None
-            resident = _Resident(states, self._free_sequences[-1])
-            self._load(states, resident.sequence, index)
+            blob = self._blobs.check(states.array, states.position_ids)
+            resident = Resident(states, self._free_sequences[-1])
+            self._cells.load(resident.sequence, blob, states.position_ids, places(len(states.position_ids)))
             self._residents[states.key] = resident
             self._free_sequences.pop()
         resident.users += 1
         self._residents.move_to_end(states.key)
-        return resident.sequence
+        return resident
 
-    def release(self, states: KVStates) -> None:
-        """One user less."""
-        self._residents[states.key].users -= 1
+    def idle_cells(self) -> int:
+        """Cells of the modules that no prompt uses."""
+        return sum(len(resident.states.position_ids) for resident in self._idle())
 
     def evict_idle(self, wanted: Collection[str] = ()) -> None:
         """Evict the modules that no prompt uses, but for those that the next one wants.
@@ -80,28 +80,26 @@ class Residents:
         Args:
             wanted: keys of their states.
         """
-        for resident in list(self._residents.values()):
-            if not resident.users and resident.states.key not in wanted:
-                self._evict(resident)
+        for resident in self._idle():
+            if resident.states.key not in wanted:
+                self.evict(resident)
 
-    def _find(self, states: KVStates) -> _Resident | None:
-        return self._residents.get(states.key)
-
-    def _load(self, states: KVStates, sequence: int, index: int) -> None:
-        blob = self._blobs.check(states.array, states.position_ids)
-        plugs = self._cells.align(index, -1, len(states.position_ids), _PLUG_LIMIT)
-        try:
-            self._cells.load(sequence, blob, states.position_ids)
-        finally:
-            self._cells.unplug(plugs)
-
-    def _evict_oldest(self) -> bool:
-        resident = next((r for r in self._residents.values() if not r.users), None)
-        if resident is not None:
-            self._evict(resident)
-        return resident is not None
-
-    def _evict(self, resident: _Resident) -> None:
+    def evict(self, resident: Resident) -> None:
+        """Take a module out of the cache; prompts that use it keep its cells."""
         self._cells.drop(resident.sequence)
         self._free_sequences.append(resident.sequence)
         del self._residents[resident.states.key]
+
+    def forget(self) -> None:
+        """Know nothing of a cache that has been emptied."""
+        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._free_sequences = list(self._sequences)
+
+    def _idle(self) -> list[Resident]:
+        return [resident for resident in self._residents.values() if not resident.users]
+
+    def _evict_oldest(self) -> bool:
+        idle = self._idle()
+        if idle:
+            self.evict(idle[0])
+        return bool(idle)

@@ -27,21 +27,20 @@ def check_cache(cells: Cells, blobs: BlobFormat) -> None:
 def _check(cells: Cells, blobs: BlobFormat) -> None:
     rng = np.random.default_rng(0)
     first, second, third = range(FIRST_SEQUENCE, FIRST_SEQUENCE + 3)
-    for sequence, start, count in ((first, 0, 3), (second, 10, 2), (third, 20, 4)):
-        labels = np.arange(start, start + count, dtype=np.int32)
+    # The last one goes to places that the first leaves free, below the others.
+    for sequence, start, places in ((first, 0, [0, 1, 2]), (second, 10, [70, 71]), (third, 20, [1, 2, 69, 130])):
+        labels = np.arange(start, start + len(places), dtype=np.int32)
         blob = blobs.build(labels)
-        parts = blobs.parts(blob, count)
+        parts = blobs.parts(blob, len(places))
         parts.keys[:] = rng.integers(0, 60, parts.keys.shape)
         parts.values[:] = rng.integers(0, 60, parts.values.shape)
         if sequence == third:
-            cells.drop(first)  # leaves three free places below the others
-        cells.load(sequence, blob, labels)
-        blobs.frame(blob, labels, sequence)
-        if not np.array_equal(cells.read(sequence), blob):
+            cells.drop(first)
+        cells.load(sequence, blob, labels, np.array(places, dtype=np.int32))
+        blobs.frame(blob, labels, TRANSIT)
+        if not np.array_equal(cells.read(sequence, labels), blob):
             raise StatesError("a state does not come back as it was")
+    cells.join(second, third)
+    cells.check()
     for sequence in (second, third):
-        cells.join(sequence, TRANSIT)
-    if not np.array_equal(blobs.positions(cells.read(TRANSIT)), cells.labels(TRANSIT)):
-        raise StatesError("cells are not put into the lowest free places")
-    for sequence in (TRANSIT, second, third):
         cells.drop(sequence)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.backends.base import IntArray, Plan
+from edge_pc.backends.base import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,3 @@ def batches(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
             end -= 1
         yield start, end
         start = end
-
-
-def placed_positions(plan: Plan, step: Place) -> IntArray:
-    """Positions of the cells that a step places."""
-    return plan.spans[step.span].states.position_ids[step.start : step.stop]

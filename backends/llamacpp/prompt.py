@@ -1,0 +1,270 @@
+"""One live prompt in the cache: a sequence that joins resident modules and has cells of its own.
+
+Position gaps. `llama_decode` refuses a sequence whose next position is not its largest plus one (llama_batch_allocr
+checks it for every sequence of a batch, and only an empty sequence may start anywhere). Masks are made of the cells'
+position labels alone, and keys keep the rotation they were computed with. So the last cell before a gap is replaced, in
+this sequence only, by a copy whose label is the run's start minus one: still before the run, and nothing else changes.
+The other ways fail: a dummy cell would be attended to, a token of several sequences needs equal positions in all of
+them, and shifting positions rotates keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_pc.backends.base import IntArray, KVStates, Logits, Plan
+from edge_pc.backends.llamacpp.blob import Bytes
+from edge_pc.backends.llamacpp.books import BLOCK
+from edge_pc.backends.llamacpp.pool import Pool
+from edge_pc.backends.llamacpp.resident import Resident
+from edge_pc.backends.llamacpp.steps import Place
+from edge_pc.errors import EngineError, StatesError
+
+
+@dataclass(slots=True)
+class _Held:
+    """A module in use, and the first position at which the prompt has cells of it."""
+
+    resident: Resident
+    position: int
+
+
+class LivePrompt:
+    """One live prompt. All of it is work for the pool.
+
+    Args:
+        pool: the shared cache.
+        capacity: cells it may come to hold.
+    """
+
+    def __init__(self, pool: Pool, capacity: int) -> None:
+        self._pool = pool
+        self._capacity = capacity
+        self._sequence: int | None = None
+        self._generation = pool.generation
+        self._held: dict[str, _Held] = {}
+        self._relabelled: dict[int, int] = {}  # position → label
+
+    def open(self) -> None:
+        """Take a sequence.
+
+        Raises:
+            ContextLengthError: too many prompts are open.
+        """
+        self._sequence = self._pool.take_sequence()
+
+    def close(self) -> None:
+        """Leave the cache, whatever had been done."""
+        if self._sequence is not None:
+            self._clear()
+            self._pool.give_back(self._sequence)
+            self._sequence = None
+
+    @property
+    def sequence(self) -> int:
+        if self._sequence is None:
+            raise EngineError("this context is closed", hint="open another one")
+        return self._sequence
+
+    def start(self, plan: Plan) -> None:
+        """Drop all cells and make room for a plan's.
+
+        Raises:
+            ContextLengthError: there is not enough memory.
+        """
+        self._clear()
+        self._admit(plan)
+
+    def go_on(self, plan: Plan) -> int:
+        """Make room for a plan's cells after those that are there; returns the position after these.
+
+        Raises:
+            StatesError: they have been lost.
+            ContextLengthError: there is not enough memory; all is as it was.
+        """
+        self._require_cells()
+        self._admit(plan)
+        return self.end
+
+    @property
+    def end(self) -> int:
+        """The position after the last cell."""
+        return self._position_of(self._pool.cells.books.last(self.sequence)) + 1
+
+    def place(self, plan: Plan, step: Place) -> None:
+        """Join cells of a module, or copy those that would not lie as in full prefill where that is asked for.
+
+        Raises:
+            StatesError: the states are not of the expected format.
+        """
+        states, start, stop = plan.spans[step.span].states, step.start, step.stop
+        resident = self._hold(states, start, exact=plan.exact)
+        if resident is None:
+            self._copy(states, start, stop)
+        elif not plan.exact or self._follows(resident, start, stop):
+            self._join(resident, start, stop)
+        else:
+            to_next_block = -(self._pool.cells.books.last_place(self.sequence) + 1) % BLOCK
+            next_block = min(start + to_next_block, stop)
+            self._copy(states, start, next_block)
+            if self._follows(resident, next_block, stop):
+                self._join(resident, next_block, stop)
+            else:
+                self._copy(states, next_block, stop)
+
+    def compute(self, plan: Plan, start: int, stop: int) -> Logits:
+        """Compute tokens `[start, stop)` of the run; logits of the run's last token, empty for others.
+
+        Raises:
+            StatesError: cells before them have been lost.
+            ContextLengthError: there is not enough memory for a larger cache.
+        """
+        self._require_cells()
+        token_ids, position_ids = plan.token_ids[start:stop], plan.position_ids[start:stop]
+        row, last = stop - start - 1, stop == len(plan.token_ids)
+        companion = row == 0
+        if companion:
+            # A single row would go through another kernel; the second one is never seen and taken out again.
+            token_ids, position_ids = token_ids[[0, 0]], position_ids[[0, 0]] + np.array([0, 1], dtype=np.int32)
+        self.let_end_before(int(position_ids[0]))
+        cells, sequence = self._pool.cells, self.sequence
+        places = cells.extend(sequence, len(token_ids))
+        cells.compute(token_ids, position_ids, np.full(len(token_ids), sequence), places, [row] if last else [])
+        if companion:
+            cells.drop(sequence, int(position_ids[1]), int(position_ids[1]) + 1)
+        return cells.logits(row) if last else np.empty(0, dtype=np.float32)
+
+    def let_end_before(self, position: int) -> None:
+        """Let the sequence end right before `position`, which lies after all its cells."""
+        last = self._pool.cells.books.last(self.sequence)
+        if 0 <= last < position - 1:
+            self._relabel(last, position - 1)
+
+    def truncate(self, position_id: int) -> None:
+        """Drop every cell at `position_id` or after it.
+
+        Raises:
+            StatesError: the cells have been lost.
+        """
+        self._require_cells()
+        for position, label in list(self._relabelled.items()):
+            if position < position_id <= label + 1:  # the last cell that stays, and no run after it any more
+                self._relabel(label, position)
+        self._pool.cells.drop(self.sequence, position_id)
+        self._relabelled = {p: label for p, label in self._relabelled.items() if p < position_id}
+        for key, held in list(self._held.items()):
+            if held.position >= position_id:
+                held.resident.users -= 1
+                del self._held[key]
+
+    def read(self, positions: IntArray) -> Bytes:
+        """The blob of the cells at `positions`, in their order.
+
+        Raises:
+            StatesError: libllama gives others.
+        """
+        blobs = self._pool.blobs
+        labels = np.array([self._relabelled.get(position, position) for position in positions.tolist()], dtype=np.int32)
+        blob = self._pool.cells.read(self.sequence, labels)
+        found = blobs.positions(blob)
+        order = np.argsort(found, kind="stable").astype(np.int32)
+        if not np.array_equal(found[order], labels):
+            raise StatesError("the cells that libllama gives are not those that were computed")
+        if np.any(np.diff(order) < 0):
+            return blobs.take(blob, order, positions)
+        blobs.frame(blob, positions)
+        return blob
+
+    def _clear(self) -> None:
+        self._pool.cells.drop(self.sequence)
+        for held in self._held.values():
+            held.resident.users -= 1
+        self._held.clear()
+        self._relabelled.clear()
+        self._generation = self._pool.generation
+
+    def _admit(self, plan: Plan) -> None:
+        present = len(self._pool.cells.books.labels(self.sequence))
+        left = self._capacity - present - plan.cached_tokens
+        self._pool.admit(plan, self.sequence, max(len(plan.token_ids), left))
+
+    def _require_cells(self) -> None:
+        if self._generation != self._pool.generation:
+            raise StatesError("this prompt's cells were lost when other work failed", hint="prefill it again")
+
+    def _position_of(self, label: int) -> int:
+        return next((position for position, other in self._relabelled.items() if other == label), label)
+
+    def _relabel(self, label: int, new: int) -> None:
+        position = self._position_of(label)
+        self._pool.cells.relabel(self.sequence, label, new)
+        self._relabelled.pop(position, None)
+        if new != position:
+            self._relabelled[position] = new
+
+    def _hold(self, states: KVStates, start: int, *, exact: bool) -> Resident | None:
+        """The resident that has the states; None when there cannot be one more."""
+        if states.key in self._held:
+            return self._held[states.key].resident
+        cells, residents = self._pool.cells, self._pool.residents
+        resident = residents.find(states)
+        if resident and exact and not resident.users and not self._follows(resident, start, len(states.position_ids)):
+            residents.evict(resident)  # to be loaded where it lies as it should
+        resident = residents.hold(states, lambda count: cells.extend(self.sequence, count))
+        if resident:
+            self._held[states.key] = _Held(resident, int(states.position_ids[start]))
+        return resident
+
+    def _follows(self, resident: Resident, start: int, stop: int) -> bool:
+        """Whether cells `[start, stop)` of a resident lie after the prompt's as in full prefill."""
+        return self._pool.cells.books.follow(
+            self.sequence, self._pool.cells.books.places(*_range(resident, start, stop))
+        )
+
+    def _join(self, resident: Resident, start: int, stop: int) -> None:
+        """Share cells `[start, stop)` of a resident."""
+        sequence, first, end = _range(resident, start, stop)
+        self._pool.cells.join(sequence, self.sequence, first, end)
+
+    def _copy(self, states: KVStates, start: int, stop: int) -> None:
+        """Add cells `[start, stop)` of stored states as the prompt's own."""
+        if start == stop:
+            return
+        blobs, positions = self._pool.blobs, states.position_ids[start:stop]
+        blob = blobs.check(states.array, states.position_ids)
+        if len(positions) < len(states.position_ids):
+            blob = blobs.take(blob, np.arange(start, stop, dtype=np.int32), positions)
+        self._pool.cells.add(self.sequence, blob, positions)
+
+
+def _range(resident: Resident, start: int, stop: int) -> tuple[int, int, int]:
+    """A resident's sequence, and the positions `[first, end)` that its cells `[start, stop)` take."""
+    if start == stop:
+        return resident.sequence, 0, 0
+    position_ids = resident.states.position_ids
+    return resident.sequence, int(position_ids[start]), int(position_ids[stop - 1]) + 1
+
+
+def decode(pool: Pool, prompts: Sequence[LivePrompt], token_ids: IntArray, position_ids: IntArray) -> list[Logits]:
+    """Compute the next token of each prompt in one pass over the weights; logits float32 `[vocab]` each.
+
+    Cells at these positions or after them are dropped first, so that who was interrupted may ask again.
+
+    Raises:
+        StatesError: a prompt's cells have been lost.
+        ContextLengthError: there is not enough memory for a larger cache.
+    """
+    places = []
+    for prompt, position in zip(prompts, position_ids.tolist(), strict=True):
+        prompt.truncate(position)
+        prompt.let_end_before(position)
+        places += pool.cells.extend(prompt.sequence, 1).tolist()
+    order = np.argsort(places)  # libllama fills places in this order
+    sequences = np.array([prompt.sequence for prompt in prompts])
+    rows = range(len(prompts))
+    pool.cells.compute(token_ids[order], position_ids[order], sequences[order], np.array(places)[order], rows)
+    row_of = np.argsort(order)
+    return [pool.cells.logits(int(row)) for row in row_of]
