@@ -12,6 +12,7 @@ import numpy as np
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.context import LlamaCppContext
+from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 
 RNG = np.random.default_rng(0)
 TEXT = RNG.integers(10, 250, 1000).astype(np.int32)
@@ -20,7 +21,8 @@ TEXT = RNG.integers(10, 250, 1000).astype(np.int32)
 @contextmanager
 def opened(path: Path, n_ctx: int = 1024) -> Iterator[LlamaCppBackend]:
     """An open model whose notes agree with libllama at the end."""
-    with closing(LlamaCppBackend(path, n_ctx=n_ctx)) as backend:
+    # One thread: several wait for one another at every operation, which takes long where other work has the CPUs.
+    with closing(LlamaCppBackend(path, LlamaCppOptions(threads=1), n_ctx)) as backend:
         yield backend
         backend.check()
 

@@ -122,7 +122,6 @@ class LivePrompt:
             StatesError: cells before them have been lost.
             ContextLengthError: there is not enough memory for a larger cache.
         """
-        self._require_cells()
         token_ids, position_ids = plan.token_ids[start:stop], plan.position_ids[start:stop]
         row, last = stop - start - 1, stop == len(plan.token_ids)
         companion = row == 0
@@ -138,7 +137,12 @@ class LivePrompt:
         return cells.logits(row) if last else np.empty(0, dtype=np.float32)
 
     def let_end_before(self, position: int) -> None:
-        """Let the sequence end right before `position`, which lies after all its cells."""
+        """Let the sequence end right before `position`, which lies after all its cells.
+
+        Raises:
+            StatesError: the cells have been lost.
+        """
+        self._require_cells()
         last = self._pool.cells.books.last(self.sequence)
         if 0 <= last < position - 1:
             self._relabel(last, position - 1)
@@ -259,7 +263,8 @@ def decode(pool: Pool, prompts: Sequence[LivePrompt], token_ids: IntArray, posit
     """
     places = []
     for prompt, position in zip(prompts, position_ids.tolist(), strict=True):
-        prompt.truncate(position)
+        if prompt.end > position:
+            prompt.truncate(position)
         prompt.let_end_before(position)
         places += pool.cells.extend(prompt.sequence, 1).tolist()
     order = np.argsort(places)  # libllama fills places in this order
