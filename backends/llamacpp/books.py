@@ -70,8 +70,9 @@ class Books:
 
     def tail(self, sequence: int) -> IntArray:
         """Places of a sequence's cells in the last block that it has cells in, ascending."""
-        places = np.flatnonzero(self._members[sequence]).astype(np.int32)
-        return places[places // BLOCK == places[-1] // BLOCK]
+        places: IntArray = np.flatnonzero(self._members[sequence]).astype(np.int32)
+        tail: IntArray = places[places // BLOCK == places[-1] // BLOCK]
+        return tail
 
     def follow(self, sequence: int, places: IntArray) -> bool:
         """Whether cells in `places` lie after a sequence's as in full prefill."""

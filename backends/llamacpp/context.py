@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVLayout, Logits, Plan, Prefill, Progress
 from edge_pc.backends.llamacpp.native import BATCH_TOKENS
-from edge_pc.backends.llamacpp.pool import Pool
+from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.prompt import LivePrompt
 from edge_pc.backends.llamacpp.steps import Place, batches, steps
 from edge_pc.errors import ContextLengthError, StatesError
@@ -36,9 +36,8 @@ class LlamaCppContext:
     def __init__(self, pool: Pool, layout: KVLayout, capacity: int) -> None:
         self._pool = pool
         self._layout = layout
-        self.prompt = LivePrompt(pool, capacity)
-        # Also for a context that nobody closed, because the closing was interrupted.
-        self._closing = weakref.finalize(self, pool.later, self.prompt.close)
+        self._lease: Lease | None = Lease()
+        self.prompt = LivePrompt(pool, capacity, weakref.ref(self._lease))
         pool.run(self.prompt.open)
 
     def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
@@ -93,7 +92,8 @@ class LlamaCppContext:
 
     def close(self) -> None:
         """Leave the cache; nobody waits for it."""
-        self._closing()
+        self._lease = None
+        self._pool.later(self._pool.tidy)
 
     def _fill(self, plan: Plan, started: float, progress: Progress | None) -> Prefill:
         """Place and compute the plan's cells in position order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,13 @@ class CacheUse:
     idle: int
 
 
+class Lease:
+    """Held by a context as long as it is open, and by nobody else. When it is gone, the context's prompt leaves.
+
+    A call could be interrupted before it is made; that something is gone can be seen at any time.
+    """
+
+
 class Pool:
     """The cache and who uses it. `run` and `later` may be called by any thread; all else is work for them.
 
@@ -68,6 +76,7 @@ class Pool:
         self.generation = 0
         self._broken = False
         self._sequences = list(_PROMPTS)
+        self._leases: dict[int, tuple[weakref.ref[Lease], Callable[[], None]]] = {}
 
     def run(self, work: Callable[[], T]) -> T:
         """Work on the cache and wait for it; see `NativeThread.begin`."""
@@ -77,19 +86,30 @@ class Pool:
         """Work on the cache some time; see `NativeThread.later`."""
         self._thread.later(partial(self._guarded, work))
 
-    def take_sequence(self) -> int:
+    def take_sequence(self, lease: weakref.ref[Lease], leave: Callable[[], None]) -> int:
         """A sequence for a new prompt.
+
+        Args:
+            lease: the sequence is the prompt's until this is gone.
+            leave: empties it then.
 
         Raises:
             ContextLengthError: too many prompts are open.
         """
+        self.tidy()
         if not self._sequences:
             raise ContextLengthError("too many prompts are open at once", hint="close some of them")
-        return self._sequences.pop()
+        sequence = self._sequences.pop()
+        self._leases[sequence] = lease, leave
+        return sequence
 
-    def give_back(self, sequence: int) -> None:
-        """A prompt's sequence, which is empty."""
-        self._sequences.append(sequence)
+    def tidy(self) -> None:
+        """Let prompts leave whose contexts are closed or gone."""
+        for sequence, (lease, leave) in list(self._leases.items()):
+            if lease() is None:
+                leave()
+                del self._leases[sequence]
+                self._sequences.append(sequence)
 
     def admit(self, plan: Plan, sequence: int, further: int) -> None:
         """Make room for a plan's cells after those of `sequence`, and for `further` ones that may be computed.
@@ -99,6 +119,7 @@ class Pool:
         Raises:
             ContextLengthError: there is not enough memory; the sequence is as it was.
         """
+        self.tidy()
         residents, cells = self.residents, self.cells
         wanted = {span.states.key: span.states for span in plan.spans}
         residents.evict_idle(wanted)
@@ -114,6 +135,7 @@ class Pool:
 
     def use(self) -> CacheUse:
         """What the cache holds."""
+        self.tidy()
         held = self.cells.books.used(_PROMPTS)
         return CacheUse(self.cells.books.size, held, self.cells.books.used(range(FIRST_SEQUENCE, SEQUENCES)) - held)
 

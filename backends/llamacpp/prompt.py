@@ -10,6 +10,7 @@ them, and shifting positions rotates keys.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ import numpy as np
 from edge_pc.backends.base import IntArray, KVStates, Logits, Plan
 from edge_pc.backends.llamacpp.blob import Bytes
 from edge_pc.backends.llamacpp.books import BLOCK
-from edge_pc.backends.llamacpp.pool import Pool
+from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.resident import Resident
 from edge_pc.backends.llamacpp.steps import Place
 from edge_pc.errors import EngineError, StatesError
@@ -38,10 +39,12 @@ class LivePrompt:
     Args:
         pool: the shared cache.
         capacity: cells it may come to hold.
+        lease: of the context whose prompt it is.
     """
 
-    def __init__(self, pool: Pool, capacity: int) -> None:
+    def __init__(self, pool: Pool, capacity: int, lease: weakref.ref[Lease]) -> None:
         self._pool = pool
+        self._lease = lease
         self._capacity = capacity
         self._sequence: int | None = None
         self._generation = pool.generation
@@ -54,14 +57,7 @@ class LivePrompt:
         Raises:
             ContextLengthError: too many prompts are open.
         """
-        self._sequence = self._pool.take_sequence()
-
-    def close(self) -> None:
-        """Leave the cache, whatever had been done."""
-        if self._sequence is not None:
-            self._clear()
-            self._pool.give_back(self._sequence)
-            self._sequence = None
+        self._sequence = self._pool.take_sequence(self._lease, self._leave)
 
     @property
     def sequence(self) -> int:
@@ -181,6 +177,10 @@ class LivePrompt:
             return blobs.take(blob, order, positions)
         blobs.frame(blob, positions)
         return blob
+
+    def _leave(self) -> None:
+        self._clear()
+        self._sequence = None
 
     def _clear(self) -> None:
         self._pool.cells.drop(self.sequence)
