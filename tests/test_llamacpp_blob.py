@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_pc.backends.base import Plan
+from edge_pc.backends.base import Plan, states_bytes
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
 from edge_pc.errors import ModelError, StatesError
@@ -49,8 +49,8 @@ def test_a_golden_blob_of_one_cell() -> None:
 def test_the_layout_has_room_for_a_blob_of_any_length() -> None:
     for blobs in (FORMAT, smollm2 := BlobFormat(layers=30, width=192)):
         for tokens in (*range(1, 40), 1000):
-            assert blobs.nbytes(tokens) <= blobs.kv_layout(3).nbytes(np.arange(tokens, dtype=np.int32))
-    assert smollm2.kv_layout(3).nbytes(np.arange(1000, dtype=np.int32)) < 1.01 * smollm2.nbytes(1000)
+            assert blobs.nbytes(tokens) <= states_bytes(blobs.kv_layout(3), np.arange(tokens, dtype=np.int32))
+    assert states_bytes(smollm2.kv_layout(3), np.arange(1000, dtype=np.int32)) < 1.01 * smollm2.nbytes(1000)
 
 
 def test_the_layout_names_all_that_keeps_states_apart() -> None:

@@ -15,9 +15,11 @@ import pytest
 import tiny
 
 from edge_pc import Engine
-from edge_pc.backends.base import BackendOptions, Plan
+from edge_pc.backends import open_backend
+from edge_pc.backends.base import Plan
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend, check_composable
 from edge_pc.backends.llamacpp.describe import describe
+from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 from edge_pc.backends.llamacpp.library import model_params
 from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
 from edge_pc.cli import main
@@ -105,9 +107,14 @@ class TestRefused:
         with pytest.raises(ModelError, match="no such file"):
             LlamaCppBackend(tmp_path / "missing.gguf")
 
-    def test_another_provider(self, tiny_gguf: Path) -> None:
-        with pytest.raises(OptionError, match="cuda"):
-            LlamaCppBackend(tiny_gguf, BackendOptions(provider="cuda"))
+    @pytest.mark.parametrize("threads", [0, -1, True, 2.0, "4"])
+    def test_threads(self, threads: Any) -> None:
+        with pytest.raises(OptionError, match=rf"threads is {threads!r}, expected a whole number of at least 1"):
+            LlamaCppOptions(threads=threads)
+
+    def test_options_of_another_backend(self, tiny_gguf: Path) -> None:
+        with pytest.raises(OptionError, match=r"llamacpp has no option provider; it has: threads, verbose"):
+            open_backend("llamacpp", tiny_gguf, {"provider": "cuda"})
 
     def test_without_the_extra(self, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
@@ -120,10 +127,10 @@ class TestLog:
     PROGRAM = """
 import sys
 from pathlib import Path
-from edge_pc.backends.base import BackendOptions
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
+from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 try:
-    LlamaCppBackend(Path(sys.argv[1]), BackendOptions(verbose=sys.argv[2] == "verbose")).close()
+    LlamaCppBackend(Path(sys.argv[1]), LlamaCppOptions(verbose=sys.argv[2] == "verbose")).close()
 except Exception as error:
     print(error)
 """
@@ -145,7 +152,7 @@ except Exception as error:
         path = change_architecture(tiny.write_gguf(tmp_path / "other.gguf"), b"other")
         done = self.run(path, "quiet")
         assert done.stderr == ""
-        assert "cannot open" in done.stdout
+        assert "libllama cannot open" in done.stdout
         assert "no reason" not in done.stdout
 
 

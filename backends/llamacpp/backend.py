@@ -50,6 +50,8 @@ class LlamaCppBackend:
     name = "llamacpp"
 
     def __init__(self, path: Path, options: LlamaCppOptions = LlamaCppOptions(), n_ctx: int | None = None) -> None:
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file")
         library = load_library()
         native_log.attach(library, verbose=options.verbose)
         self._library = library
