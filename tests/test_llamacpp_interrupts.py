@@ -170,20 +170,19 @@ def test_an_interrupt_while_libllama_speaks_is_not_swallowed(tiny_gguf: Path) ->
     assert run(INTERRUPTED_LISTENING, tiny_gguf) == "ok"
 
 
-def test_an_interrupt_ends_a_program_that_does_not_catch_it(tiny_gguf: Path) -> None:
-    program = """
+@pytest.mark.parametrize("work", ["LlamaCppBackend(path)", "requantize(path, Path(sys.argv[2]), 'q8_0')"])
+def test_an_interrupt_ends_a_program_that_does_not_catch_it(tiny_gguf: Path, tmp_path: Path, work: str) -> None:
+    program = f"""
 from edge_pc.backends.llamacpp.log import NativeLog
+from edge_pc.backends.llamacpp.requantize import requantize
 NativeLog._receive = lambda *_: os.kill(os.getpid(), signal.SIGINT)
-LlamaCppBackend(path)
+{work}
 time.sleep(60)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", START + program, str(tiny_gguf)],
-        capture_output=True,
-        timeout=50,
-        cwd=Path(__file__).parent,
-    )
+    command = [sys.executable, "-c", START + program, str(tiny_gguf), str(tmp_path / "out.gguf")]
+    done = subprocess.run(command, capture_output=True, timeout=50, cwd=Path(__file__).parent)
     assert done.returncode == -signal.SIGINT
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_forked_process(tiny_gguf: Path) -> None:

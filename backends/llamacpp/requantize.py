@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import closing
 from pathlib import Path
 
 from edge_pc.backends.llamacpp.library import load_library
 from edge_pc.backends.llamacpp.log import native_log
+from edge_pc.backends.llamacpp.thread import NativeThread
 from edge_pc.errors import ModelError, OptionError
 from edge_pc.models.gguf_model import check_gguf
 from edge_pc.system.cpu import allowed_cpus
@@ -52,8 +54,9 @@ def requantize(source: Path, out: Path, quant: str) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         native_log.take_error()
-        with replacing_file(out) as file:
-            if library.llama_model_quantize(os.fsencode(source), os.fsencode(file.name), ctypes.byref(params)):
+        with replacing_file(out) as file, closing(NativeThread()) as thread:
+            names = os.fsencode(source), os.fsencode(file.name)
+            if thread.run(lambda: library.llama_model_quantize(*names, ctypes.byref(params))):
                 raise ModelError(
                     f"{source} cannot be requantized to {quant}: {native_log.take_error() or 'no reason was given'}",
                     hint="is it a whole GGUF file, and is there room on the disk?",
