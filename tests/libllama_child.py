@@ -29,7 +29,6 @@ def main() -> None:
         try:
             check_readable(path)
             compute(library, path)
-            describe(path).tokenizer.encode("the user and 12\n")
             said = "ok"
         except EdgePCError as exc:
             said = f"refused {exc.message}"
@@ -41,6 +40,7 @@ def compute(library: Any, path: Path) -> None:
     model = library.llama_model_load_from_file(os.fsencode(path), model_params(library))
     if not model:
         raise ModelError(f"libllama cannot open {path}")
+    describe(path).tokenizer.encode("the user and 12\n")  # before a context is made, as in the backend
     params = library.llama_context_default_params()
     params.n_ctx, params.n_threads, params.n_threads_batch = 64, 1, 1
     context = library.llama_init_from_model(model, params)

@@ -84,6 +84,15 @@ def test_layers_that_differ(tiny_gguf: Path, tmp_path: Path) -> None:
         describe(tmp_path / "a.gguf")
 
 
+@pytest.mark.parametrize("dims", [15, 18])
+def test_heads_that_cannot_be_rotated(dims: int, tiny_gguf: Path, tmp_path: Path) -> None:
+    parts = mutations.parts_of(tiny_gguf)
+    parts.set("llama.rope.dimension_count", UINT32, dims)
+    (tmp_path / "a.gguf").write_bytes(parts.to_bytes())
+    with pytest.raises(ModelError, match=f"rope.dimension_count is {dims}, expected an even number up to 16"):
+        describe(tmp_path / "a.gguf")
+
+
 # Positions that are not encoded by rotation
 
 

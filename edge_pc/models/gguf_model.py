@@ -145,6 +145,11 @@ def model_sizes(file: GGUFFile) -> GGUFSizes:
     head_dim = size("attention.key_length", hidden // heads)
     if size("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{file.path}: keys and values of different sizes are not supported")
+    dims = size("rope.dimension_count", head_dim)
+    if dims % 2 or dims > head_dim:
+        raise ModelError(
+            f"{file.path}: {architecture}.rope.dimension_count is {dims}, expected an even number up to {head_dim}"
+        )
     return GGUFSizes(
         architecture=architecture,
         layers=size("block_count"),
@@ -156,7 +161,7 @@ def model_sizes(file: GGUFFile) -> GGUFSizes:
         vocab_size=len(file.get("tokenizer.ggml.tokens")),
         position=RotaryEncoding(
             base=float(file.get(f"{architecture}.rope.freq_base", 10000.0)),
-            dims=size("rope.dimension_count", head_dim),
+            dims=dims,
             interleaved=architecture in _INTERLEAVED,
         ),
     )
