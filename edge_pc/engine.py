@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any
 
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
+from edge_pc.compose.choices import EncodingRule, Placeholder, Tail
 from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.documents import BYTES_PER_TOKEN, documents_schema, question, read_documents
-from edge_pc.compose.encodings import EncodingRule, Placeholder
-from edge_pc.compose.laid_out import LaidOut, Tail, check_length
+from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
 from edge_pc.errors import EngineError
 from edge_pc.models import registry
@@ -302,9 +302,9 @@ class Engine:
         """A prompt brought to its first token's logits, for as long as the block lasts."""
         submitted = time.perf_counter()
         prompt = lay_out()
-        max_tokens = answer.sampling.max_tokens
-        check_length(prompt, max_tokens, self.spec.max_positions)
-        with closing(self.backend.new_context(prompt.tokens + max_tokens)) as context:
+        answer.max_tokens = answer.sampling.answer_room(self.spec.max_positions - prompt.end)
+        check_length(prompt, answer.max_tokens, self.spec.max_positions)
+        with closing(self.backend.new_context(prompt.tokens + answer.max_tokens)) as context:
             yield Live(context, prefill(context, prompt, self.encoder, submitted, serving, watch), answer)
 
     def _answer(self, sampling: Sampling) -> Answer:

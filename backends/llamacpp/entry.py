@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_pc.backends.entry import BackendEntry
-from edge_pc.checks import check_count
+from edge_pc.checks import THREADS, check_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,7 @@ class LlamaCppOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads is not None:
-            check_count("threads", self.threads, 1)
+        check_number("threads", self.threads, THREADS)
 
 
 def _open(model: Path, options: LlamaCppOptions) -> LlamaCppBackend:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from edge_pc.backends.entry import BackendEntry
-from edge_pc.checks import check_choice, check_count
+from edge_pc.checks import THREADS, check_choice, check_number
 from edge_pc.errors import OptionError
 from edge_pc.system.pages import can_map
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edge_pc.backends.onnx.backend import OnnxBackend
     from edge_pc.models.description import Description
 
-ASSEMBLIES = ("auto", "map", "copy")
-KV_STORAGE = ("float32", "float16")
+Assembly = Literal["auto", "map", "copy"]
+KVStorage = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,14 @@ class OnnxOptions:
 
     threads: int | None = None
     provider: str = "cpu"
-    assembly: str = "auto"
-    kv_storage: str = "float32"
+    assembly: Assembly = "auto"
+    kv_storage: KVStorage = "float32"
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads is not None:
-            check_count("threads", self.threads, 1)
-        check_choice("assembly", self.assembly, ASSEMBLIES)
-        check_choice("kv_storage", self.kv_storage, KV_STORAGE)
+        check_number("threads", self.threads, THREADS)
+        check_choice("assembly", self.assembly, get_args(Assembly))
+        check_choice("kv_storage", self.kv_storage, get_args(KVStorage))
         if self.assembly == "map" and not can_map():
             raise OptionError("this system cannot map files over memory", hint="use assembly 'auto' or 'copy'")
 

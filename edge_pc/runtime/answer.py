@@ -7,7 +7,8 @@ from dataclasses import fields
 
 from edge_pc.backends.base import Logits
 from edge_pc.models.tokenizer import Tokenizer
-from edge_pc.runtime.sampling import Sampler, Sampling
+from edge_pc.runtime.sampler import Sampler
+from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, Sampling
 from edge_pc.runtime.stats import NO_PREFILL, PrefillStats, Result, Started, Stats, StopReason
 
 
@@ -21,6 +22,7 @@ class Answer:
 
     Attributes:
         sampling: as given.
+        max_tokens: the answer ends after so many tokens.
         token: the token chosen last.
         position: its position.
         done: the answer has ended.
@@ -37,6 +39,7 @@ class Answer:
         self._given = 0
         self._stop: StopReason = "length"
         self._first_token = self._last_token = 0.0
+        self.max_tokens = sampling.answer_room(DEFAULT_MAX_TOKENS)
         self.token = 0
         self.position = 0
         self.done = False
@@ -67,9 +70,9 @@ class Answer:
         if self._cut_at_stop():
             self.done = True
             return self._give(len(self._text))
-        if len(self._token_ids) == self.sampling.max_tokens:
+        if len(self._token_ids) == self.max_tokens:
             return self._finish()
-        return self._give(len(self._text) - _held_back(self._text, self.sampling.stop))
+        return self._give(len(self._text) - _held_back(self._text, self.sampling.stops))
 
     def result(self) -> Result:
         """The answer so far; of one that was cancelled before its first token, none.
@@ -109,7 +112,7 @@ class Answer:
 
     def _cut_at_stop(self) -> bool:
         """End the text before the first stop string in it."""
-        found = [index for index in (self._text.find(stop) for stop in self.sampling.stop) if index >= 0]
+        found = [index for index in (self._text.find(stop) for stop in self.sampling.stops) if index >= 0]
         if found:
             self._text = self._text[: min(found)]
             self._stop = "stop"

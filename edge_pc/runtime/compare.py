@@ -13,7 +13,7 @@ from edge_pc.backends.base import Context, KVStates, Logits, Plan
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.runtime.encoder import Encoder
 from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
-from edge_pc.runtime.sampling import softmax
+from edge_pc.runtime.sampler import softmax
 
 _REPEATS = 3  # of the fast ones; the median is taken
 

@@ -1,15 +1,27 @@
-"""How the next token is chosen from logits."""
+"""How an answer is sampled, as a person asks for it; `sampler.py` does it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge_pc.backends.base import Logits
+from edge_pc.checks import Range, check_number
 from edge_pc.errors import OptionError
+
+# What an answer may take where nobody says; less where the model has fewer positions left.
+DEFAULT_MAX_TOKENS = 256
+
+
+# Beyond these, temperatures and penalties mean nothing more: they only leave the range of float32.
+RANGES = {
+    "max_tokens": Range(int, 1, or_none=True),
+    "temperature": Range(float, 0, 1000),
+    "top_k": Range(int, 0),
+    "top_p": Range(float, 0, 1, open=True),
+    "min_p": Range(float, 0, 1),
+    "repetition_penalty": Range(float, 0.001, 1000),
+    "seed": Range(int, 0, or_none=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,90 +29,44 @@ class Sampling:
     """How an answer is sampled. The defaults are greedy.
 
     Attributes:
-        max_tokens: length of the answer, at most.
-        temperature: 0 takes the likeliest token; larger values flatten the distribution.
+        max_tokens: length of the answer, at most; None: 256, or as many as fit after the prompt.
+        temperature: 0 takes the likeliest token; larger values, up to 1000, flatten the distribution.
         top_k: keep this many likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens whose probabilities add up to this.
-        min_p: keep tokens at least this likely, relative to the likeliest.
+        top_p: keep the likeliest tokens whose probabilities add up to this; above 0, at most 1.
+        min_p: keep tokens at least this likely, relative to the likeliest; from 0 to 1.
         repetition_penalty: logits of tokens that the prompt (modules included) or the answer holds are divided by it
-            when positive and multiplied when negative; 1 changes nothing.
-        seed: of the random numbers; None takes fresh ones.
-        stop: the answer ends before the first of these strings.
+            when positive and multiplied when negative; 1 changes nothing. From 0.001 to 1000.
+        seed: of the random numbers, 0 or more; None takes fresh ones.
+        stop: the answer ends before the first of these strings; one string is one of them.
 
     Raises:
-        OptionError: a value is out of its range.
+        OptionError: a value is of the wrong type or out of its range.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        checks = {
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (0 <= self.temperature < float("inf"), "0 or more"),
-            "top_k": (self.top_k >= 0, "0 or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "above 0"),
-            "seed": (self.seed is None or self.seed >= 0, "0 or more"),
-            "stop": (isinstance(self.stop, tuple) and all(self.stop), "a tuple of non-empty strings"),
-        }
-        for name, (good, expected) in checks.items():
-            if not good:
-                raise OptionError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+        for name, allowed in RANGES.items():
+            check_number(name, getattr(self, name), allowed)
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(text, str) and text for text in stops):
+            raise OptionError(f"stop is {self.stop!r}, expected a text or a list of texts, none of them empty")
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end the answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-class Sampler:
-    """Chooses tokens for one answer.
+    def answer_room(self, free: int) -> int:
+        """How many tokens the answer may take where the model has `free` positions left.
 
-    Args:
-        sampling: how.
-        prompt_ids: every token of the prompt, for the repetition penalty.
-    """
-
-    def __init__(self, sampling: Sampling, prompt_ids: Iterable[int]) -> None:
-        self._sampling = sampling
-        self._random = np.random.default_rng(sampling.seed)
-        self._seen = set(prompt_ids) if sampling.repetition_penalty != 1 else set()
-
-    def choose(self, logits: Logits) -> int:
-        """The next token, from logits float32 `[vocab]`."""
-        if self._sampling.repetition_penalty != 1:
-            logits = self._penalized(logits)
-        token = int(np.argmax(logits)) if self._sampling.temperature == 0 else self._draw(logits)
-        self._seen.add(token)
-        return token
-
-    def _penalized(self, logits: Logits) -> Logits:
-        seen = np.fromiter(self._seen, dtype=np.int64)
-        logits = logits.copy()
-        values = logits[seen]
-        penalty = np.float32(self._sampling.repetition_penalty)
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-        return logits
-
-    def _draw(self, logits: Logits) -> int:
-        sampling = self._sampling
-        order = np.argsort(-logits, kind="stable")
-        if sampling.top_k:
-            order = order[: sampling.top_k]
-        probabilities = softmax(logits[order].astype(np.float64) / sampling.temperature)
-        # The likeliest token always stays; a token stays if what is likelier does not reach top_p yet.
-        before = np.cumsum(probabilities) - probabilities
-        kept = (before < sampling.top_p) & (probabilities >= sampling.min_p * probabilities[0])
-        kept[0] = True
-        probabilities = probabilities[kept] / probabilities[kept].sum()
-        return int(order[kept][self._random.choice(len(probabilities), p=probabilities)])
-
-
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities `[n]` of logits `[n]`."""
-    exponentials: NDArray[np.float64] = np.exp(logits - logits.max())
-    total: NDArray[np.float64] = exponentials / exponentials.sum()
-    return total
+        A number that was given is kept, so that one which does not fit is refused; at least one token is wanted.
+        """
+        return max(1, min(DEFAULT_MAX_TOKENS, free)) if self.max_tokens is None else self.max_tokens
