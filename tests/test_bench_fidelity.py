@@ -22,7 +22,7 @@ from edge_pc.bench.questions import Question, question_of
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.setup import BenchOptions
 from edge_pc.bench.templates import TEMPLATES, parameter_prompts
-from edge_pc.compose.laid_out import Tail
+from edge_pc.compose.choices import Tail
 from edge_pc.errors import OptionError
 
 DOCUMENTS = tuple(Document(f"T{number}", f"Text number {number}, of some length.") for number in range(6))

@@ -20,8 +20,7 @@ from edge_pc.bench.questions import Question, question_of
 from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
 from edge_pc.bench.setup import BenchOptions, chosen_backends
 from edge_pc.bench.templates import parameter_prompts
-from edge_pc.compose.encodings import ENCODING_RULES, PLACEHOLDERS
-from edge_pc.compose.laid_out import TAILS
+from edge_pc.compose.choices import ENCODING_RULES, PLACEHOLDERS, TAILS
 from edge_pc.errors import ContextLengthError, PMLError
 from edge_pc.pml.model import Schema, Selection
 

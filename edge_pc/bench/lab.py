@@ -20,8 +20,9 @@ import numpy as np
 from edge_pc.backends import open_backend
 from edge_pc.backends.base import BackendOptions, Context, DecodeStep, KVStates, Logits, Plan, Span
 from edge_pc.bench.setup import BenchOptions, model_path
-from edge_pc.compose.encodings import EncodingOptions, EncodingRule, Placeholder, SchemaEncodings
-from edge_pc.compose.laid_out import LaidOut, Tail, check_length, lay_out_prompt
+from edge_pc.compose.choices import EncodingRule, Placeholder, Tail
+from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
+from edge_pc.compose.laid_out import LaidOut, check_length, lay_out_prompt
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.pml import Schema, Selection

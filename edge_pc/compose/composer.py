@@ -12,15 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_pc.checks import check_choice
-from edge_pc.compose.encodings import (
-    ENCODING_RULES,
-    PLACEHOLDERS,
-    EncodingOptions,
-    EncodingRule,
-    Placeholder,
-    SchemaEncodings,
-)
-from edge_pc.compose.laid_out import TAILS, LaidOut, Tail, lay_out_prompt
+from edge_pc.compose.choices import ENCODING_RULES, PLACEHOLDERS, TAILS, EncodingRule, Placeholder, Tail
+from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
+from edge_pc.compose.laid_out import LaidOut, lay_out_prompt
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.spec import ModelSpec

@@ -13,19 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from edge_pc.backends.base import IntArray
+from edge_pc.compose.choices import EncodingRule, Placeholder
 from edge_pc.compose.schema_layout import ROOT, ModuleLayout, ScaffoldLayout, SchemaLayout
 from edge_pc.errors import OptionError
-
-EncodingRule = Literal["guaranteed", "isolated"]
-Placeholder = Literal["nothing", "unk", "default"]
-
-ENCODING_RULES: tuple[EncodingRule, ...] = ("guaranteed", "isolated")
-PLACEHOLDERS: tuple[Placeholder, ...] = ("nothing", "unk", "default")
 
 _KEY_FORMAT = "edge-pc-states-1"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from edge_pc.backends.base import IntArray, KVStates, Plan, Span
+from edge_pc.compose.choices import Tail
 from edge_pc.compose.conversation import Conversation, check_turns
 from edge_pc.compose.encodings import Encoding, SchemaEncodings
 from edge_pc.compose.length import length_error
@@ -23,9 +23,6 @@ from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import FreeText, Role, Selection
-
-Tail = Literal["imported", "schema"]
-TAILS: tuple[Tail, ...] = ("imported", "schema")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
