@@ -1,22 +1,24 @@
 """The command `edge-pc`.
 
 Every way out of it is here: an answer (0), wrong input (2), an environment that lacks something (3), Ctrl-C (130), a
-reader that went away (141, as the shell reports SIGPIPE), a fault of our own (1). Commands are imported when they are
-called, and import what is heavy when they run.
+reader that went away (141, as shells report SIGPIPE), a fault of our own (1). A command is imported when it is called,
+and imports what is heavy when it runs.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from edge_pc._version import __version__
 from edge_pc.cli.clock import process_age_ms as process_age_ms  # imported first: it notes when the process started
+from edge_pc.cli.streams import give_up_stdout, prepare_streams, say, say_error, why
 from edge_pc.errors import EdgePCError
 
 FAULT = 1
@@ -25,7 +27,7 @@ ENVIRONMENT_LACKS = 3
 INTERRUPTED = 130
 READER_GONE = 141
 
-# In the order of a newcomer's needs.
+# In the order in which a newcomer needs them.
 _COMMANDS = {
     "ask": "ask:ask",
     "run": "run:run",
@@ -39,22 +41,34 @@ _COMMANDS = {
     "completion": "completion:completion",
 }
 
-EPILOG = """Every option can be set by a variable: EDGE_PC_MAX_TOKENS is --max-tokens. The command line wins.
+EPILOG = """Every option can also be set by a variable: EDGE_PC_MAX_TOKENS sets --max-tokens. The command line wins.
+EDGE_PC_HOME sets the folder that models and states are kept in.
 
-Exit codes: 0 done, 1 a fault of edge-pc, 2 wrong input, 3 the environment lacks something, 130 interrupted."""
+Exit codes: 0 done, 1 a fault of edge-pc, 2 wrong input, 3 something that edge-pc needs is missing or full, 130
+interrupted, 141 the reader of stdout went away."""
+
+
+@contextmanager
+def own_ways_out() -> Iterator[None]:
+    """Click would write an empty line for Ctrl-C, and exit with 1 for a reader that went away."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(_interrupted()) from None
+    except BrokenPipeError:
+        raise click.exceptions.Exit(_reader_gone()) from None
 
 
 class LazyGroup(click.Group):
     """The group of all commands, each imported when it is needed."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with own_ways_out():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        # Click's own ways out would write an empty line, and exit with 1.
-        try:
+        with own_ways_out():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            return _interrupted()
-        except BrokenPipeError:
-            return _reader_gone()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -86,8 +100,6 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `edge-pc` and return its exit code."""
-    from edge_pc.cli.output import prepare_streams
-
     prepare_streams()
     try:
         # Click returns the exit code of --help and --version, and a command's own result.
@@ -104,24 +116,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _interrupted() -> int:
     # A person at a terminal has half a line before this, of the answer or ^C.
-    sys.stderr.write(("\n" if sys.stderr.isatty() else "") + "interrupted\n")
+    say(("\n" if sys.stderr.isatty() else "") + "interrupted\n")
     return INTERRUPTED
 
 
 def _reader_gone() -> int:
-    # The interpreter flushes stdout once more on its way out.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    give_up_stdout()
     return READER_GONE
 
 
 def _failed(exc: Exception) -> int:
     """Say what went wrong, with a traceback for -vv, and return the exit code."""
-    from edge_pc.cli.output import say_error
-
     if _wants_traceback():
         import traceback
 
-        traceback.print_exception(exc)
+        say("".join(traceback.format_exception(exc)))
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+        say(exc.format_message() + "\n")
+        return WRONG_INPUT
     if isinstance(exc, click.ClickException):
         context = getattr(exc, "ctx", None)
         say_error(exc.format_message(), f"{context.command_path} --help lists what it takes" if context else None)
@@ -129,14 +141,44 @@ def _failed(exc: Exception) -> int:
     if isinstance(exc, EdgePCError):
         say_error(exc.message, exc.hint)
         return exc.exit_code
-    library = (exc.name or "").partition(".")[0] if isinstance(exc, ModuleNotFoundError) else ""
-    if library and library != "edge_pc":
-        say_error(
-            f"the library {library} is not installed", "install edge-prompt-cache again; edge-pc doctor says more"
-        )
+    if isinstance(exc, UnicodeEncodeError):
+        say_error(f"{exc.object[exc.start : exc.end]!r} is not UTF-8", "convert names and texts to UTF-8")
+        return WRONG_INPUT
+    lack = _lack(exc)
+    if lack is not None:
+        say_error(*lack)
         return ENVIRONMENT_LACKS
     say_error(f"unexpected {type(exc).__name__}: {exc}", "this is a fault of edge-pc; run again with -vv to see where")
     return FAULT
+
+
+def _lack(exc: Exception) -> tuple[str, str | None] | None:
+    """What the environment lacks, and what to do, where that is the cause; None: it is a fault of our own."""
+    if _is_out_of_memory(exc):
+        return "there is not enough memory", "close other programs, or raise the limit (ulimit -v, a cgroup)"
+    if isinstance(exc, OSError):
+        stdout = give_up_stdout()
+        if stdout is not None:
+            return f"stdout cannot be written: {stdout}", None
+        return f"{exc.filename}: {why(exc)}" if exc.filename else why(exc), None
+    library = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
+    if isinstance(exc, ImportError) and library != "edge_pc":
+        hint = "install edge-prompt-cache again; edge-pc doctor says more"
+        if isinstance(exc, ModuleNotFoundError):
+            return f"the library {library} is not installed", hint
+        return f"a library cannot be loaded: {exc}", hint
+    return None
+
+
+def _is_out_of_memory(exc: BaseException) -> bool:
+    """Native libraries say it in exceptions of their own, and Python in several."""
+    said = ("bad_alloc", "bad allocation", "failed to map segment", "can't start new thread")
+    return (
+        isinstance(exc, MemoryError)
+        or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM)
+        or any(words in str(exc) for words in said)
+        or (exc.__cause__ is not None and _is_out_of_memory(exc.__cause__))
+    )
 
 
 def _wants_traceback() -> bool:

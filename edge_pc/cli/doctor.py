@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import click
 from edge_pc.cli import ENVIRONMENT_LACKS
 from edge_pc.cli.options import GroupedCommand, OutputOptions, json_option, output_options
 from edge_pc.cli.output import Output
+from edge_pc.progress import Progress
 
 if TYPE_CHECKING:
     from edge_pc.system.doctor import Check
@@ -23,30 +22,28 @@ if TYPE_CHECKING:
 def doctor(as_json: bool, output: OutputOptions) -> int:
     """Check that this machine and this environment can run edge-pc.
 
-    Each backend is loaded in a process of its own, so that one that crashes is reported. Exits with 3 when the default
-    backend cannot be used.
+    Each backend is loaded in a process of its own, so that a crash is reported. Exits with 3 if the default backend
+    cannot be used.
     """
     from edge_pc.system.doctor import examine, works
 
     out = Output(output)
     with out.progress("Looking") as update:
-        update(0, 0, "at this machine")
+        update(Progress(0, 0, "at this machine"))
         checks = examine()
     if as_json:
         out.json({"ok": works(checks), "checks": [asdict(check) for check in checks]})
     elif not out.quiet:
-        _show(checks)
+        _show(checks, out)
     return 0 if works(checks) else ENVIRONMENT_LACKS
 
 
-def _show(checks: list[Check]) -> None:
+def _show(checks: list[Check], out: Output) -> None:
+    from rich.text import Text
+
     marks = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("FAIL", "red")}
-    width = max(len(check.name) for check in checks)
-    columns = shutil.get_terminal_size((110, 24)).columns
-    for check in checks:
-        mark, colour = marks[check.status]
-        head = f"{mark:<5}{check.name:<{width}}  "
-        lines = textwrap.wrap(check.detail, max(30, columns - len(head)))
-        lines += textwrap.wrap(f"hint: {check.hint}", max(30, columns - len(head))) if check.hint else []
-        text = ("\n" + " " * len(head)).join(lines)
-        click.echo(click.style(f"{mark:<5}", fg=colour) + f"{check.name:<{width}}  {text}")
+    rows = [
+        (Text(*marks[check.status]), check.name, check.detail + (f"\nhint: {check.hint}" if check.hint else ""))
+        for check in checks
+    ]
+    out.table(["", "check", "found"], rows)

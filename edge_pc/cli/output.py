@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edge_pc.cli.streams import say
+from edge_pc.progress import OnProgress, Progress
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from edge_pc.cli.options import OutputOptions
 
-# update(done, total, text): how far the work is, in its own unit, and what is being worked on.
-Update = Callable[[float, float, str], None]
+# Where there is no terminal for a bar, long work says how far it is once in so many seconds.
+SECONDS_BETWEEN_LINES = 5.0
+
+# Nothing is cut or folded that goes to a file or a pipe.
+_ENDLESS = 10_000
 
 
 def counted(number: int, noun: str) -> str:
     """`1 module`, `2 modules`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def prepare_streams() -> None:
-    """UTF-8 on every locale; what cannot be written (half a character in a file's name) is shown escaped."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-
-
-def read_stdin() -> str:
-    """The text on stdin, as UTF-8 on every locale.
-
-    Raises:
-        OptionError: it is not UTF-8.
-    """
-    from edge_pc.errors import OptionError
-
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"stdin is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
-
-
-def say_error(message: str, hint: str | None) -> None:
-    """`error: …` and `hint: …` on stderr, whatever -q says."""
-    sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
-    sys.stderr.flush()
 
 
 class Output:
@@ -56,9 +39,11 @@ class Output:
     Attributes:
         quiet: nothing but answers and errors.
         verbose: 0, 1 or 2 (and more).
+        bars: progress is shown as a bar.
     """
 
-    def __init__(self, options: OutputOptions) -> None:
+    def __init__(self, options: OutputOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.quiet = options.quiet
         self.verbose = options.verbose
         self.bars = not self.quiet and sys.stderr.isatty()
@@ -75,81 +60,131 @@ class Output:
         sys.stdout.flush()
 
     def json(self, value: object) -> None:
-        """Write one JSON object on one line; paths become text."""
-        self.answer(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        """Write one JSON object on one line; paths become text, and what is no finite number becomes null."""
+        self.answer(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str) + "\n")
 
     def note(self, text: str) -> None:
         """Say something on stderr, unless quiet."""
         if not self.quiet:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            say(text + "\n")
 
-    def detail(self, text: str) -> None:
-        """Say something on stderr that only -v asks for."""
-        if self.verbose:
-            self.note(text)
+    def show(self, renderable: RenderableType) -> None:
+        """Write what rich can draw to stdout."""
+        self.answer(_drawn(renderable, _console(sys.stdout)))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, to_stderr: bool = False) -> None:
-        """A table; columns whose name starts with `>` are numbers and stand to the right."""
+        """A table; columns whose name starts with `>` are numbers and stand to the right.
+
+        Where a terminal is too narrow for the words, each row becomes a list of its cells.
+        """
         if to_stderr and self.quiet:
             return
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            right = column.startswith(">")
-            table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
-        for row in rows:
-            table.add_row(*[_plain(cell) for cell in row])
-        console(sys.stderr if to_stderr else sys.stdout).print(table)
+        console = _console(sys.stderr if to_stderr else sys.stdout)
+        table = _table(columns, rows)
+        words_need = console.measure(table, options=console.options.update_width(_ENDLESS)).minimum
+        if words_need > console.width:
+            table = _records([column.lstrip(">") for column in columns], rows)
+        text = _drawn(table, console)
+        if to_stderr:
+            say(text)
+        else:
+            self.answer(text)
 
     @contextmanager
-    def progress(self, label: str) -> Iterator[Update]:
-        """A bar on a terminal, from the first update on; elsewhere, with -v, one line for each thing worked on."""
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        """A bar on a terminal, from the first update on; elsewhere a line now and then."""
         if not self.bars:
             yield self._lines(label)
             return
         with ExitStack() as shown:
-            bar: Update | None = None
+            bar: OnProgress | None = None
 
-            def update(done: float, total: float, text: str) -> None:
+            def update(progress: Progress) -> None:
                 nonlocal bar
                 # Not before there is something to show: an answer whose states are stored does not wait for it.
                 bar = bar or shown.enter_context(_bar(label))
-                bar(done, total, text)
+                bar(progress)
 
             yield update
 
-    def _lines(self, label: str) -> Update:
-        last = ""
+    def _lines(self, label: str) -> OnProgress:
+        """A line once in a few seconds, and with -v one for each thing worked on."""
+        said, said_at = "", self._clock()
 
-        def update(done: float, total: float, text: str) -> None:
-            nonlocal last
-            if text != last:
-                last = text
-                self.detail(f"{label}: {text}")
+        def update(progress: Progress) -> None:
+            nonlocal said, said_at
+            new = self.verbose and progress.text != said
+            if new or self._clock() - said_at >= SECONDS_BETWEEN_LINES:
+                said, said_at = progress.text, self._clock()
+                share = f", {100 * progress.done // progress.total} %" if progress.total else ""
+                self.note(f"{label}: {progress.text}{share}")
 
         return update
 
 
+def _finite(value: object) -> object:
+    """`value` without what JSON cannot say: infinities and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    return table
+
+
+def _records(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A list of names and cells for each row, an empty line between two rows."""
+    from rich.table import Table
+
+    records = Table.grid(padding=(0, 2, 0, 0))
+    records.add_column(style="bold", no_wrap=True)
+    records.add_column(overflow="fold")
+    for number, row in enumerate(rows):
+        if number:
+            records.add_row()
+        for name, cell in zip(names, row, strict=True):
+            records.add_row(name, _plain(cell))
+    return records
+
+
 def _plain(cell: object) -> Any:
-    """Text of a user shown as it is: square brackets are no markup."""
+    """Text of a user shown as it is: square brackets are no markup. Text that is styled already stays so."""
     from rich.text import Text
 
-    return Text("" if cell is None else str(cell))
+    return cell if isinstance(cell, Text) else Text("" if cell is None else str(cell))
 
 
-def console(stream: TextIO) -> Console:
-    """A rich console that never cuts what goes to a file or a pipe."""
+def _console(stream: TextIO) -> Console:
+    """A console that draws for `stream`, but into memory: `Output` writes, and knows what to do where that fails."""
     from rich.console import Console
 
-    wide = None if stream.isatty() else 200
-    return Console(file=stream, highlight=False, width=wide, soft_wrap=False)
+    terminal = stream.isatty()
+    width = None if terminal else _ENDLESS
+    return Console(file=io.StringIO(), force_terminal=terminal or None, highlight=False, width=width)
+
+
+def _drawn(renderable: RenderableType, console: Console) -> str:
+    with console.capture() as capture:
+        console.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Update]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def _bar(label: str) -> Iterator[OnProgress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn(label),
@@ -158,19 +193,18 @@ def _bar(label: str) -> Iterator[Update]:
         TimeRemainingColumn(compact=True),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
-        task = progress.add_task("", total=None)
+    with Bars(*columns, console=Console(file=sys.stderr), transient=True) as bars:
+        task = bars.add_task("", total=None)
 
-        def update(done: float, total: float, text: str) -> None:
-            progress.update(task, completed=done, total=total or None, description=text)
+        def update(progress: Progress) -> None:
+            bars.update(task, completed=progress.done, total=progress.total or None, description=progress.text)
 
         yield update
 
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # Looked up at each call: a progress bar replaces sys.stderr while it is shown.
-        sys.stderr.write(f"{record.levelname.lower()}: {record.getMessage()}\n")
+        say(f"{record.levelname.lower()}: {record.getMessage()}\n")
 
 
 def _show_log_of_library(level: int) -> None:

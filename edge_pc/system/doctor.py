@@ -1,4 +1,4 @@
-"""What `edge-pc doctor` finds out: whether this machine and this environment can run edge_pc, and what is in the way.
+"""What `edge-pc doctor` finds out: whether this machine and this environment can run edge_pc, and if not, why not.
 
 Each check looks at one thing and never raises. A backend's library is loaded in a child process (`probe.py`).
 """
@@ -117,28 +117,28 @@ def _version(library: str) -> str | None:
 
 
 def _home() -> list[Check]:
-    """The checks of the folder where models and states lie."""
+    """The checks of the folder where models and states are kept."""
     from edge_pc.system.home import home
 
     try:
         folder = home()
     except OptionError as exc:
-        return [Check("home", "problem", exc.message, "give an absolute path, or none")]
+        return [Check("home", "problem", exc.message, "give an absolute path, or unset it")]
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return [_writable(folder, existing), _disk(existing), _models(folder / "models")]
 
 
 def _writable(folder: Path, existing: Path) -> Check:
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Check("home", "ok", f"{folder}{'' if existing == folder else ' (made when needed)'}")
-    hint = "let EDGE_PC_HOME name a folder that you can write; until then every prompt is computed anew"
-    return Check("home", "note", f"{folder} cannot be written", hint)
+        return Check("home", "ok", f"{folder}{'' if existing == folder else ' (created when needed)'}")
+    hint = "set EDGE_PC_HOME to a folder that you can write to; until then nothing is reused"
+    return Check("home", "note", f"you cannot write to {folder}", hint)
 
 
 def _disk(existing: Path) -> Check:
     free = shutil.disk_usage(existing).free
     if free < _LOW_DISK_BYTES:
-        return Check("disk", "note", f"{format_size(free)} free", "states of 4096 tokens take 180 MiB and more")
+        return Check("disk", "note", f"{format_size(free)} free", "the states of 4096 tokens take 180 MiB or more")
     return Check("disk", "ok", f"{format_size(free)} free")
 
 
@@ -164,7 +164,11 @@ def backend_check(name: str) -> Check:
     failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "edge_pc.system.probe", name], capture_output=True, text=True, timeout=_PROBE_SECONDS
+            [sys.executable, "-m", "edge_pc.system.probe", name],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PROBE_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "install its library again")
@@ -181,6 +185,6 @@ def _killed(title: str, status: Status, number: int) -> Check:
     name = signal.Signals(number).name
     if number == signal.SIGILL:
         return Check(
-            title, status, f"died of {name}: built for another CPU", "build its library from source on this machine"
+            title, status, f"killed by {name}: built for another CPU", "build its library from source on this machine"
         )
-    return Check(title, status, f"died of {name}", "install its library again")
+    return Check(title, status, f"killed by {name}", "install its library again")
