@@ -14,9 +14,11 @@ import click
 import pytest
 
 import edge_pc
+from edge_pc.backends import BACKENDS
 from edge_pc.cli import cli, main
 from edge_pc.cli.ages import format_age, parse_age
 from edge_pc.errors import OptionError
+from edge_pc.runtime.sampling import RANGES, Sampling
 
 HEAVY = {
     "numpy", "onnx", "onnxruntime", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers", "llama_cpp",
@@ -42,7 +44,15 @@ def every_command() -> list[click.Command]:
     return found
 
 
-@pytest.mark.parametrize("code", ["import edge_pc", "from edge_pc.cli import main; main(['--help'])"])
+EVERY_HELP = """
+import click
+from edge_pc.cli import cli, main
+for name in cli.list_commands(click.Context(cli)):
+    main([name, '--help'])
+"""
+
+
+@pytest.mark.parametrize("code", ["import edge_pc", "from edge_pc.cli import main; main(['--help'])", EVERY_HELP])
 def test_import_and_help_load_nothing_heavy(code: str) -> None:
     check = f"import sys\n{code}\nprint(*sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
     child = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
@@ -142,16 +152,80 @@ def test_completion_completes() -> None:
     assert child.stdout.decode().split() == ["plain,ls"]
 
 
-def test_sampling_options_are_those_of_the_api() -> None:
-    from edge_pc.cli.options import SamplingOptions
-    from edge_pc.runtime.sampling import Sampling
-
+def options_of_ask() -> dict[str, click.Parameter]:
     ask = cli.get_command(click.Context(cli), "ask")
     assert ask is not None
-    defaults = ask.make_context("ask", ["Why?", "file"]).params
-    api = {field.name: field.default for field in fields(Sampling)}
-    assert [field.name for field in fields(SamplingOptions)] == list(api)
-    assert {name: defaults[name] for name in api} == api
+    return {str(param.name): param for param in ask.params}
+
+
+def test_sampling_options_are_those_of_the_api() -> None:
+    options = options_of_ask()
+    for field in fields(Sampling):
+        option, allowed = options[field.name], RANGES.get(field.name)
+        assert isinstance(option, click.Option)
+        assert option.envvar == f"EDGE_PC_{field.name.upper()}"
+        if allowed is not None:
+            assert isinstance(option.type, (click.IntRange, click.FloatRange))
+            assert (option.type.min, option.type.max, option.type.min_open) == (
+                allowed.lowest, allowed.highest, allowed.open,
+            )  # fmt: skip
+    ask = cli.get_command(click.Context(cli), "ask")
+    assert ask is not None
+    given = ask.make_context("ask", ["Why?", "file"]).params
+    assert Sampling(**{field.name: given[field.name] for field in fields(Sampling)}) == Sampling()
+
+
+def test_options_of_backends_are_those_of_their_entries() -> None:
+    options = options_of_ask()
+    own = {field.name for entry in BACKENDS.values() for field in fields(entry.options)} - {"verbose"}
+    assert own >= {"threads", "provider", "assembly", "kv_storage"}
+    for name in own:
+        assert options[name].default is None or not isinstance(options[name].default, (str, int)), (
+            "the backend's affair"
+        )
+    assert isinstance(options["assembly"].type, click.Choice)
+    for choice in options["assembly"].type.choices:
+        BACKENDS["onnx"].make_options({"assembly": choice})
+
+
+def test_an_option_that_the_backend_has_not_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny_gguf: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("Ten.", encoding="utf-8")
+    words = ["ask", "Why?", str(tmp_path / "notes.txt"), "--backend", "llamacpp", "--model", str(tiny_gguf)]
+    assert main([*words, "--assembly", "map"]) == 2
+    assert "the backend llamacpp has no option assembly; it has: threads" in capsys.readouterr().err
+
+
+def test_a_variable_that_sets_nothing_is_named_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_PC_MAX_TOKEN", "1")
+    monkeypatch.setenv("EDGE_PC_STATS", "1")  # of another command
+    monkeypatch.setenv("EDGE_PC_CACHE_DIR", "/nowhere")
+    assert main(["cache", "path"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "/nowhere\n"
+    assert captured.err == "warning: the variable EDGE_PC_MAX_TOKEN sets nothing (did you mean EDGE_PC_MAX_TOKENS?)\n"
+    monkeypatch.setenv("EDGE_PC_Q", "1")
+    assert main(["cache", "path"]) == 0
+    assert "the variable EDGE_PC_Q sets nothing\n" in capsys.readouterr().err
+    monkeypatch.delenv("EDGE_PC_CACHE_DIR")
+    assert main(["cache", "info", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_home_in_a_path_is_the_persons(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["cache", "path", "--cache-dir=~/states"]) == 0
+    monkeypatch.setenv("EDGE_PC_CACHE_DIR", "~/others")
+    assert main(["cache", "path"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/states\n{tmp_path}/others\n"
+    assert main(["schema", "check", str(tmp_path / "a.xml"), "--model=~/model"]) == 2
+    assert main(["run", "--schema=~/trip.xml", "--text", "Why?"]) == 2
+    assert f"{tmp_path}/trip.xml: the file cannot be read" in capsys.readouterr().err
 
 
 def test_an_unexpected_fault_is_1_and_short(

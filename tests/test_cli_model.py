@@ -193,6 +193,66 @@ def test_failures(run: Run, folder: Path, arguments: list[str], code: int, says:
     assert not (folder / "model").exists()
 
 
+PUT_TOGETHER = ("run", "--schema", "trip.xml", "--text", "Go.")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--import", "plan"],
+            r"module 'plan' needs an argument 'time' .*\nhint: give it as plan\.time .*--arg MODULE\.PARAM=VALUE",
+        ),
+        (
+            ["--import", "oslo"],
+            r"module 'oslo' is inside 'plan': import its parent first\nhint: import plan/oslo \(--import MODULE",
+        ),
+        (["--import", "plam"], r"unknown module 'plam': .*did you mean 'plan'.*\nhint: .*--import MODULE"),
+        (["--arg", "plan.time=x"], r"module 'plan' is not imported\nhint: .*--import MODULE"),
+        (
+            ["--import", "plan/oslo,plan/lisbon", "--arg", "plan.time=x"],
+            r"belong to one union.*\nhint: --import MODULE",
+        ),
+        (["--import", "plan", "--arg", "time"], r"'time' is not MODULE\.PARAM=VALUE"),
+        (["--import", "plan", "--arg", "plan.time=a", "--arg", "plan.time=b"], r"--arg: plan\.time is given twice"),
+        (["--schema", "trip.xml"], r"one --schema"),
+    ],
+)
+def test_a_prompt_put_together_wrongly_is_refused_in_terms_of_its_options(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.setattr("edge_pc.cli.run.open_engine", lambda *_: pytest.fail("no model is needed to see this"))
+    child = run(*PUT_TOGETHER, *options)
+    assert (child.returncode, child.stdout) == (2, "")
+    assert re.search(says, child.stderr), child.stderr
+    assert "<" not in child.stderr, "nothing is said of a text or of tags"
+
+
+def test_two_schemas_of_one_name_are_refused(run: Run, folder: Path) -> None:
+    (folder / "other.xml").write_text(SCHEMA, encoding="utf-8")
+    child = run("run", "prompt.xml", "--schema", "trip.xml", "--schema", "other.xml")
+    assert child.returncode == 2
+    assert "other.xml is another schema of the name 'trip'" in child.stderr
+
+
+def test_only_a_default_length_shrinks_to_what_fits(run: Run, folder: Path) -> None:
+    (folder / "long.txt").write_text("The old museum opens at ten. " * 32, encoding="utf-8")
+    words, unset = ("ask", "When?", "long.txt"), {"EDGE_PC_MAX_TOKENS": ""}
+    value = answered(run(*words, "--json", env=unset))
+    prompt_tokens, new_tokens = value["stats"]["prompt_tokens"], len(value["token_ids"])
+    assert prompt_tokens > 1024 - 256
+    assert (value["stop"], new_tokens) in (("eos", new_tokens), ("length", 1024 - prompt_tokens))
+    child = run(*words, "--max-tokens", "256", env=unset)
+    assert child.returncode == 2
+    assert "1024" in child.stderr
+
+
+def test_a_comparison_without_the_cache_stores_nothing(run: Run) -> None:
+    value = answered(run("ask", "When?", "notes.txt", "--no-cache", "--compare", "--json"))
+    assert value["compare"]["same_first_token"] is True
+    assert answered(run("cache", "info", "--json"))["entries"] == 0
+
+
 def test_a_schema_is_found_beside_its_prompt_or_asked_for(run: Run, folder: Path) -> None:
     (folder / "trip.xml").rename(folder / "other.xml")
     child = run("run", "prompt.xml")
@@ -342,7 +402,7 @@ def test_doctor_survives_a_library_that_kills_its_process(
     broken.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert main(["doctor"]) == 3
-    assert "died of SIGILL: built for another CPU" in capsys.readouterr().out
+    assert "killed by SIGILL: built for another CPU" in capsys.readouterr().out
     broken.write_text("raise ImportError('libfoo.so: cannot open shared object file')\n", encoding="utf-8")
     assert main(["doctor"]) == 3
     assert "libfoo.so: cannot open shared object file" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
+from edge_pc.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ def answer(
 def _show_stream(start: Callable[[EncodeCallback], Stream], output: Output, *, as_json: bool) -> Result:
     """Write the answer as it comes (not with --json); until the first piece, show what is being computed."""
     with output.progress("computing") as update:
-        stream = start(lambda p: update(p.done_tokens, p.total_tokens, p.module))
+        stream = start(lambda p: update(Progress(p.done_tokens, p.total_tokens, p.module)))
         pieces = iter(stream)
         piece = next(pieces, "")
     with closing(stream):

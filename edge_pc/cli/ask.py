@@ -12,7 +12,6 @@ from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
     OutputOptions,
-    SamplingOptions,
     ServingOptions,
     engine_options,
     json_option,
@@ -20,11 +19,14 @@ from edge_pc.cli.options import (
     sampling_options,
     serving_options,
 )
-from edge_pc.cli.output import Output, read_stdin
+from edge_pc.cli.output import Output
+from edge_pc.cli.sources import read_text
+from edge_pc.cli.values import TEXT
+from edge_pc.runtime.sampling import Sampling
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("question", metavar="QUESTION|-")
+@click.argument("question", metavar="QUESTION|-", type=TEXT)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @serving_options
 @sampling_options
@@ -35,23 +37,22 @@ def ask(
     question: str,
     files: tuple[Path, ...],
     serving: ServingOptions,
-    sampling: SamplingOptions,
+    sampling: Sampling,
     engine_options: EngineOptions,
     as_json: bool,
     output: OutputOptions,
 ) -> None:
     """Answer a question about text files.
 
-    Each file becomes a module (a big one several, cut at paragraphs) whose states are computed once and kept: the next
-    question about the same files starts almost at once. A QUESTION of - is read from stdin.
+    Each file becomes a module (a long file becomes several, cut at paragraphs) whose states are computed once and kept:
+    the answer to the next question about the same files starts almost at once. A QUESTION of - is read from stdin.
     """
-    out = Output(output)
-    question = read_stdin() if question == "-" else question
+    out, asked = Output(output), read_text(question)
     engine, start_up = open_engine(engine_options, out)
     with engine:
         answer(
-            lambda progress: engine.stream_ask(question, files, sampling.build(), serving.build(), progress),
-            lambda: engine.compare_ask(question, files, serving.build()),
+            lambda progress: engine.stream_ask(asked, files, sampling, serving.build(), progress),
+            lambda: engine.compare_ask(asked, files, serving.build()),
             serving,
             start_up,
             out,

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_pc.checks import THREADS
 from edge_pc.cli.options import grouped, model_option, option
+from edge_pc.cli.values import number
+from edge_pc.progress import Progress as HowFar
 
 if TYPE_CHECKING:
     from edge_pc.bench.report import Progress, Report, Section
@@ -61,7 +64,7 @@ measurement_options = grouped(
     option(
         "--threads",
         group=_MODEL,
-        type=click.IntRange(min=1),
+        type=number(THREADS),
         metavar="N",
         help="Compute threads.  [default: what is fastest for a full prefill]",
     ),
@@ -121,7 +124,7 @@ def fill(name: str, run: Run, settings: Any, measurement: Measurement, output: O
     with output.progress(name) as update:
 
         def progress(done: int, total: int, text: str) -> None:
-            update(done, total, text)
+            update(HowFar(done, total, text))
 
         shown: Progress = progress
         return run(

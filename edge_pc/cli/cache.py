@@ -22,6 +22,7 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
+from edge_pc.progress import Progress
 from edge_pc.system.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
     out = Output(output)
     with _open_store(cache_dir) as store, out.progress("checking") as update:
         entries = store.totals().entries
-        findings = store.verify(lambda done, total: update(done, total, format_size(done)), repair=repair)
+        findings = store.verify(lambda done, total: update(Progress(done, total, format_size(done))), repair=repair)
     if as_json:
         out.json({"ok": not findings, "entries": entries, "findings": [asdict(finding) for finding in findings]})
     elif findings:

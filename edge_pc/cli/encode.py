@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,8 +17,10 @@ from edge_pc.cli.options import (
     json_option,
     output_options,
 )
-from edge_pc.cli.output import Output, counted, read_stdin
+from edge_pc.cli.output import Output, counted
+from edge_pc.cli.sources import read_schema
 from edge_pc.errors import StoreError
+from edge_pc.progress import Progress
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def encode(schemas: tuple[str, ...], engine_options: EngineOptions, as_json: boo
     out = Output(output)
     engine, _ = open_engine(engine_options, out)
     with engine:
-        layouts = [engine.load_schema(read_stdin() if source == "-" else Path(source)) for source in schemas]
+        layouts = [engine.load_schema(read_schema(source)) for source in schemas]
         sizes = [engine.encoding_size(layout.schema) for layout in layouts]
         engine.store.check_room(sum(size.nbytes for size in sizes))
         reports = [_encode(engine, layout, size, out) for layout, size in zip(layouts, sizes, strict=True)]
@@ -60,7 +61,7 @@ def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Outpu
         tokens, nbytes = counted(size.tokens, "token"), format_size(size.nbytes)
         out.note(f"{layout.name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
     with out.progress(layout.name) as update:
-        report = engine.encode(layout.schema, lambda p: update(p.done_tokens, p.total_tokens, p.module))
+        report = engine.encode(layout.schema, lambda p: update(Progress(p.done_tokens, p.total_tokens, p.module)))
     if report.encoded or report.unstored:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
         encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")

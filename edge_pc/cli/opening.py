@@ -39,6 +39,6 @@ def open_engine(options: EngineOptions, output: Output) -> tuple[Engine, StartUp
         tail=options.tail,
         max_store_bytes=options.max_cache_size,
         verbose=output.verbose > 1,
-        **{name: value for name, value in options.of_backend().items() if value is not None},
+        **options.own,
     )
     return engine, StartUp(imported, process_age_ms() - imported)

@@ -2,26 +2,30 @@
 
 `--max-tokens` can also be set as `EDGE_PC_MAX_TOKENS`, and so on for every option of every command; the command line
 wins. A repeatable option takes one value a line from its variable. Options come in groups: a group's values reach the
-command as one object, and its title heads them in `--help`.
+command as one object, and its title heads them in `--help`. Choices, ranges and defaults are those of the API.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import click
 
+from edge_pc.backends import BACKENDS, DEFAULT_BACKEND
+from edge_pc.checks import THREADS
+from edge_pc.cli.values import PATH, TEXT, number
+from edge_pc.cli.variables import PREFIX, warn_of_unknown_variables
+from edge_pc.compose.choices import ENCODING_RULES, TAILS, EncodingRule, Tail
 from edge_pc.errors import OptionError
+from edge_pc.models.registry import DEFAULT_MODEL
+from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
 from edge_pc.system.sizes import parse_size
 
 if TYPE_CHECKING:
-    from edge_pc.compose.encodings import EncodingRule
-    from edge_pc.compose.laid_out import Tail
     from edge_pc.runtime.prefill import Serving
-    from edge_pc.runtime.sampling import Sampling
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -55,6 +59,11 @@ class GroupedOption(click.Option):
 class GroupedCommand(click.Command):
     """A command whose `--help` lists its options under the headings of their groups."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.params.get("quiet"):
+            warn_of_unknown_variables(ctx)
+        return super().invoke(ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
@@ -70,22 +79,24 @@ class GroupedCommand(click.Command):
 def option(*names: str, group: str = "Options", **attributes: Any) -> Callable[[Command], Command]:
     """A `click.option` that can also be set by the variable `EDGE_PC_<LONG_NAME>`."""
     long_name = next(name for name in names if name.startswith("--"))
-    variable = "EDGE_PC_" + long_name.strip("-").replace("-", "_").upper()
+    variable = PREFIX + long_name.strip("-").replace("-", "_").upper()
     return click.option(*names, cls=GroupedOption, group=group, envvar=variable, **attributes)
 
 
-def grouped(kind: type[Any], name: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Adds `options` to a command, which gets their values as the argument `name`, an object of `kind`."""
+def grouped(make: Callable[..., Any], name: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Adds `options` to a command, which gets what `make` makes of their values as the argument `name`."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def call(*args: Any, **values: Any) -> Any:
-            group = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            group = make(**{option: values.pop(option) for option in names})
             return command(*args, **{name: group}, **values)
 
         decorated: Any = call
+        others = len(getattr(call, "__click_params__", ()))
         for add in reversed(options):
             decorated = add(decorated)
+        names = [param.name for param in decorated.__click_params__[others:]]
         return decorated  # type: ignore[no-any-return]
 
     return decorate
@@ -100,29 +111,36 @@ class OutputOptions:
 output_options = grouped(
     OutputOptions,
     "output",
-    option("-q", "--quiet", group="Output", is_flag=True, help="Only the answer, and errors."),
-    option("-v", "--verbose", group="Output", count=True, help="Say more; twice: also tracebacks and native logs."),
+    option("-q", "--quiet", group="Output", is_flag=True, help="Show only the answer and errors."),
+    option(
+        "-v", "--verbose", group="Output", count=True, help="Say more; given twice, also tracebacks and native logs."
+    ),
 )
 
 json_option = option("--json", "as_json", group="Output", is_flag=True, help="One JSON object on stdout.")
+
+_ENGINE = "Model and cache"
 cache_dir_option = option(
-    "--cache-dir", group="Model and cache", metavar="DIR", help="Where KV states lie.  [default: see `cache path`]"
+    "--cache-dir",
+    group=_ENGINE,
+    type=PATH,
+    metavar="DIR",
+    help="Where KV states are kept.  [default: see `cache path`]",
 )
 model_option = option(
     "--model",
-    group="Model and cache",
+    group=_ENGINE,
+    type=PATH,
     metavar="NAME|DIR",
-    default="smollm2",
+    default=DEFAULT_MODEL,
     show_default=True,
     help="A pulled model's name, or the folder of an exported model.",
 )
-
-
 backend_option = option(
     "--backend",
-    group="Model and cache",
-    type=click.Choice(["onnx", "llamacpp"]),
-    default="onnx",
+    group=_ENGINE,
+    type=click.Choice(list(BACKENDS)),
+    default=DEFAULT_BACKEND,
     show_default=True,
     help="What runs the model.",
 )
@@ -130,140 +148,105 @@ backend_option = option(
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is opened with; `open_engine` in `session.py` does it."""
+    """What an engine is opened with; `open_engine` does it.
+
+    Attributes:
+        own: the backend's own options, as far as they were given.
+    """
 
     model: str
     backend: str
-    provider: str
-    threads: int | None
     cache_dir: str | None
     max_cache_size: int | None
-    kv_storage: str
-    assembly: str
     encoding: EncodingRule
     tail: Tail
+    own: Mapping[str, Any]
 
-    def of_backend(self) -> dict[str, Any]:
-        """Options that belong to the backend; None: not given."""
-        return {name: getattr(self, name) for name in ("threads", "provider", "assembly", "kv_storage")}
+    @classmethod
+    def of(cls, **values: Any) -> EngineOptions:
+        own = {name: values.pop(name) for name in _OWN_HELP}
+        return cls(**values, own={name: value for name, value in own.items() if value is not None})
 
 
-_ENGINE_GROUP = "Model and cache"
+# (metavar, help) of each option that belongs to backends.
+_OWN_HELP = {
+    "threads": ("N", "Compute threads.  [default: the CPUs this process may use]"),
+    "provider": ("NAME", "Execution provider: cpu or cuda."),
+    "assembly": (None, "How stored states reach the model: mapped, copied, or whichever is faster."),
+    "kv_storage": (None, "Number type of stored states; float16 takes half the disk and loads more slowly."),
+}
+
+
+def _own(name: str, metavar: str | None, help: str) -> Callable[[Any], Any]:
+    """An option that belongs to backends. It has no default here: what is not given is the backend's own affair."""
+    having = {key: entry.options for key, entry in BACKENDS.items() if name in get_type_hints(entry.options)}
+    options = next(iter(having.values()))
+    default = next(field.default for field in fields(options) if field.name == name)
+    choices = get_args(get_type_hints(options)[name])
+    kind: Any = number(THREADS) if name == "threads" else click.Choice(choices) if choices else str
+    notes = [] if len(having) == len(BACKENDS) else [f"only {', '.join(having)}"]
+    notes += [] if default is None else [f"default: {default}"]
+    shown = f"{help}  [{'; '.join(notes)}]" if notes else help
+    return option("--" + name.replace("_", "-"), group=_ENGINE, type=kind, metavar=metavar, help=shown)
+
+
 engine_options = grouped(
-    EngineOptions,
+    EngineOptions.of,
     "engine_options",
     model_option,
     backend_option,
-    option(
-        "--provider",
-        group=_ENGINE_GROUP,
-        metavar="NAME",
-        help="Execution provider of ONNX Runtime: cpu, cuda.",
-    ),
-    option(
-        "--threads",
-        group=_ENGINE_GROUP,
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Compute threads.  [default: the CPUs this process may use]",
-    ),
+    *(_own(name, *texts) for name, texts in _OWN_HELP.items()),
     cache_dir_option,
     option(
         "--max-cache-size",
-        group=_ENGINE_GROUP,
+        group=_ENGINE,
         callback=reads(parse_size),
         metavar="SIZE",
-        help="Keep the stored states below this (2GiB); the least useful go first.",
-    ),
-    option(
-        "--kv-storage",
-        group=_ENGINE_GROUP,
-        type=click.Choice(["float32", "float16"]),
-        help="Number type of stored states; float16 halves the disk and loads slower.",
-    ),
-    option(
-        "--assembly",
-        group=_ENGINE_GROUP,
-        type=click.Choice(["auto", "map", "copy"]),
-        help="How stored states reach the model: mapped, copied, or what is faster.",
+        help="Keep the stored states below this size (2GiB); the least useful are removed first.",
     ),
     option(
         "--encoding",
-        group=_ENGINE_GROUP,
-        type=click.Choice(["guaranteed", "isolated"]),
-        default="guaranteed",
+        group=_ENGINE,
+        type=click.Choice(ENCODING_RULES),
+        default=ENCODING_RULES[0],
         show_default=True,
-        help="A module is encoded seeing what is surely before it, or alone (as the paper).",
+        help="Encode a module after everything that is certain to precede it, or alone (as in the paper).",
     ),
     option(
         "--tail",
-        group=_ENGINE_GROUP,
-        type=click.Choice(["imported", "schema"]),
-        default="imported",
+        group=_ENGINE,
+        type=click.Choice(TAILS),
+        default=TAILS[0],
         show_default=True,
-        help="Free text starts after the last imported module, or after the whole schema.",
+        help="Start free text after the last imported module, or after the whole schema.",
     ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """Fields and defaults are those of `edge_pc.runtime.sampling.Sampling` (a test compares them)."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: int | None
-    stop: tuple[str, ...]
-
-    def build(self) -> Sampling:
-        from edge_pc.runtime.sampling import Sampling
-
-        return Sampling(**{field.name: getattr(self, field.name) for field in fields(self)})
+def _sampling(name: str, metavar: str, help: str, **attributes: Any) -> Callable[[Any], Any]:
+    """An option for a field of `Sampling`, with its default and its range."""
+    default, allowed = getattr(_GREEDY, name), RANGES.get(name)
+    if allowed is not None:
+        attributes["type"] = number(allowed)
+    shown = default is not None and "multiple" not in attributes
+    long_name = "--" + name.replace("_", "-")
+    return option(
+        long_name, group="Sampling", metavar=metavar, help=help, default=default, show_default=shown, **attributes
+    )
 
 
-def _sampling(name: str, help: str, **attributes: Any) -> Callable[[Any], Any]:
-    return option(name, group="Sampling", help=help, show_default=attributes.get("default") is not None, **attributes)
-
-
+_GREEDY = Sampling()
 sampling_options = grouped(
-    SamplingOptions,
+    Sampling,
     "sampling",
-    _sampling("--max-tokens", "The longest answer, in tokens.", type=click.IntRange(1), metavar="N", default=256),
-    _sampling(
-        "--temperature",
-        "0 always takes the likeliest token; more is more varied.",
-        type=click.FloatRange(0),
-        metavar="T",
-        default=0.0,
-    ),
-    _sampling("--top-k", "Only the K likeliest tokens; 0: all.", type=click.IntRange(0), metavar="K", default=0),
-    _sampling(
-        "--top-p",
-        "Only the likeliest tokens that add up to P.",
-        type=click.FloatRange(0, 1, min_open=True),
-        metavar="P",
-        default=1.0,
-    ),
-    _sampling(
-        "--min-p",
-        "Only tokens at least P times as likely as the likeliest.",
-        type=click.FloatRange(0, 1),
-        metavar="P",
-        default=0.0,
-    ),
-    _sampling(
-        "--repetition-penalty",
-        "Above 1 makes tokens of the prompt and the answer less likely.",
-        type=click.FloatRange(0, min_open=True),
-        metavar="R",
-        default=1.0,
-    ),
-    _sampling("--seed", "Makes sampling repeatable.", type=int, metavar="N"),
-    _sampling("--stop", "End the answer before this text. Repeatable.", metavar="TEXT", multiple=True),
+    _sampling("max_tokens", "N", f"The longest answer, in tokens.  [default: {DEFAULT_MAX_TOKENS}, or what fits]"),
+    _sampling("temperature", "T", "0 always takes the likeliest token; higher values vary more."),
+    _sampling("top_k", "K", "Only the K likeliest tokens; 0: all."),
+    _sampling("top_p", "P", "Only the likeliest tokens that add up to P."),
+    _sampling("min_p", "P", "Only tokens at least P times as likely as the likeliest."),
+    _sampling("repetition_penalty", "R", "Above 1: make tokens of the prompt and of the answer less likely."),
+    _sampling("seed", "N", "Make sampling repeatable."),
+    _sampling("stop", "TEXT", "End the answer before this text. Repeatable.", multiple=True, type=TEXT),
 )
 
 
@@ -287,9 +270,11 @@ serving_options = grouped(
     "serving",
     option("--no-cache", is_flag=True, help="Compute the whole prompt; neither read nor write states."),
     option(
-        "--exact", is_flag=True, help="Keep cells in position order behind gaps too: no other sums than without reuse."
+        "--exact",
+        is_flag=True,
+        help="Keep cells in position order even after gaps, so that sums equal a full prefill's.",
     ),
-    option("--strict", is_flag=True, help="Fail if a module's states are not stored already."),
+    option("--strict", is_flag=True, help="Fail if a module's states are not already stored."),
     option("--compare", is_flag=True, help="Also compute the whole prompt, and compare time and logits."),
     option("--stats", is_flag=True, help="Show what was reused, what was computed, and how long it took."),
 )

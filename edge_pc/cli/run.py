@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from edge_pc.cli.options import (
     EngineOptions,
     GroupedCommand,
     OutputOptions,
-    SamplingOptions,
     ServingOptions,
     engine_options,
     json_option,
@@ -22,8 +22,12 @@ from edge_pc.cli.options import (
     sampling_options,
     serving_options,
 )
-from edge_pc.cli.output import Output, read_stdin
-from edge_pc.errors import OptionError
+from edge_pc.cli.output import Output
+from edge_pc.cli.sources import read_schema, read_text
+from edge_pc.cli.streams import read_stdin
+from edge_pc.cli.values import PATH, TEXT
+from edge_pc.errors import OptionError, PMLError
+from edge_pc.runtime.sampling import Sampling
 
 if TYPE_CHECKING:
     from edge_pc.pml import Prompt, Schema
@@ -35,18 +39,22 @@ if TYPE_CHECKING:
     "--schema",
     "schemas",
     multiple=True,
+    type=PATH,
     metavar="FILE",
     help="A schema that the prompt uses. Repeatable.  [default: NAME.xml beside the prompt]",
 )
-@option("--import", "imports", multiple=True, metavar="A,B/C", help="Modules, with their parents. Repeatable.")
+@option(
+    "--import", "imports", multiple=True, type=TEXT, metavar="A,B/C", help="Modules, with their parents. Repeatable."
+)
 @option(
     "--arg",
     "arguments",
     multiple=True,
+    type=TEXT,
     metavar="MODULE.PARAM=VALUE",
-    help="An argument of an imported module, such as trip/rail.city=Rome. Repeatable.",
+    help="An argument for an imported module, such as trip/rail.city=Rome. Repeatable.",
 )
-@option("--text", metavar="TEXT|-", help="What follows the modules; - reads it from stdin.")
+@option("--text", type=TEXT, metavar="TEXT|-", help="What follows the modules; - reads it from stdin.")
 @serving_options
 @sampling_options
 @engine_options
@@ -59,14 +67,14 @@ def run(
     arguments: tuple[str, ...],
     text: str | None,
     serving: ServingOptions,
-    sampling: SamplingOptions,
+    sampling: Sampling,
     engine_options: EngineOptions,
     as_json: bool,
     output: OutputOptions,
 ) -> None:
     """Answer a PML prompt against its schema.
 
-    The prompt is a file, or stdin (-), or is put together by options:
+    The prompt is read from a file or from stdin (-), or is put together from options:
 
     \b
     edge-pc run prompt.xml --schema travel.xml
@@ -84,7 +92,7 @@ def run(
         for schema in loaded:
             engine.load_schema(schema)
         answer(
-            lambda progress: engine.stream(parsed, sampling.build(), serving.build(), progress),
+            lambda progress: engine.stream(parsed, sampling, serving.build(), progress),
             lambda: engine.compare(parsed, serving.build()),
             serving,
             start_up,
@@ -95,40 +103,64 @@ def run(
 
 def _read_prompt(prompt: str, schemas: tuple[str, ...]) -> tuple[list[Schema], Prompt]:
     """The prompt in a file or on stdin, and the schemas it may use."""
-    from edge_pc.pml import load_prompt, load_schema, parse_prompt
+    from edge_pc.pml import load_prompt, parse_prompt
 
     if prompt == "-":
         folder, parsed = Path(), parse_prompt(read_stdin())
     else:
         folder, parsed = Path(prompt).parent, load_prompt(Path(prompt))
     if schemas:
-        return [load_schema(Path(schema)) for schema in schemas], parsed
+        return _load_schemas(schemas), parsed
     beside = folder / f"{parsed.schema}.xml"
     if not beside.is_file():
         raise OptionError(
             f"the prompt uses the schema {parsed.schema!r}, and {beside} does not exist",
             hint="name the schema's file with --schema FILE",
         )
-    return [load_schema(beside)], parsed
+    return _load_schemas([str(beside)]), parsed
 
 
 def _put_together(
     schemas: tuple[str, ...], imports: tuple[str, ...], arguments: tuple[str, ...], text: str | None
 ) -> tuple[list[Schema], Prompt]:
-    """A prompt from --schema, --import, --arg and --text."""
-    from edge_pc.pml import build_prompt, load_schema
+    """A prompt from --schema, --import, --arg and --text, checked before any model is loaded."""
+    from edge_pc.pml import build_prompt, select
 
     if len(schemas) != 1 or text is None:
         raise click.UsageError("give a prompt's file, or one --schema and --text (with --import A,B)")
-    schema = load_schema(Path(schemas[0]))
+    (schema,) = _load_schemas(schemas)
     paths = [path.strip() for value in imports for path in value.split(",") if path.strip()]
-    text = read_stdin() if text == "-" else text
-    return [schema], build_prompt(schema, paths, dict(map(_argument, arguments)), text)
+    text = read_text(text)
+    try:
+        prompt = build_prompt(schema, paths, _by_target(arguments), text)
+        select(prompt, schema)
+    except PMLError as exc:
+        ways = "--import MODULE, --arg MODULE.PARAM=VALUE"
+        raise OptionError(exc.message, hint=f"{exc.hint} ({ways})" if exc.hint else ways) from exc
+    return [schema], prompt
 
 
-def _argument(text: str) -> tuple[str, str]:
-    """(`MODULE.PARAM`, value) of `MODULE.PARAM=VALUE`; a name never holds `=`, a value may."""
-    target, equals, value = text.partition("=")
-    if not equals:
-        raise click.BadParameter(f"{text!r} is not MODULE.PARAM=VALUE", param_hint="--arg")
-    return target, value
+def _by_target(arguments: tuple[str, ...]) -> dict[str, str]:
+    """`MODULE.PARAM` → value, from each `MODULE.PARAM=VALUE`; a name never holds `=`, a value may."""
+    values: dict[str, str] = {}
+    for argument in arguments:
+        target, equals, value = argument.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{argument!r} is not MODULE.PARAM=VALUE", param_hint="--arg")
+        if target in values:
+            raise click.BadParameter(f"{target} is given twice", param_hint="--arg")
+        values[target] = value
+    return values
+
+
+def _load_schemas(files: Sequence[str]) -> list[Schema]:
+    """The schemas in these files, each of another name: a prompt says by name which one it is for."""
+    loaded: dict[str, Schema] = {}
+    for file in files:
+        schema = read_schema(file)
+        if schema.name in loaded:
+            raise OptionError(
+                f"{file} is another schema of the name {schema.name!r}", hint="give one --schema for each name"
+            )
+        loaded[schema.name] = schema
+    return list(loaded.values())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_pc.cli import WRONG_INPUT
 from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, json_option, model_option, output_options
-from edge_pc.cli.output import Output, console, counted, read_stdin, say_error
+from edge_pc.cli.output import Output, counted
+from edge_pc.cli.sources import read_schema
+from edge_pc.cli.streams import say_error
 from edge_pc.errors import ContextLengthError, PMLError
 
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ class Explained:
         from edge_pc.compose.conversation import check_turns
         from edge_pc.compose.seams import find_seams
         from edge_pc.models.registry import locate
-        from edge_pc.pml import load_schema, parse_schema
 
-        schema = parse_schema(read_stdin()) if source == "-" else load_schema(Path(source))
+        schema = read_schema(source)
         opened = entry(backend)
         described = opened.describe(locate(model, opened.model_kind))
         composed = Composer(described).schema(schema)
@@ -75,8 +74,8 @@ class Explained:
 def check(schemas: tuple[str, ...], model: str, backend: str, as_json: bool, output: OutputOptions) -> int:
     """Check schemas; exits with 0 if all of them can be used.
 
-    Warns where texts meet that would have other tokens if they were one piece of text, and where the model's chat
-    template has no place for a turn, which then goes on in another.
+    Warns where two texts meet that would have other tokens if they were tokenized as one, and where the model's chat
+    template has no place for a turn, which is then merged into another.
     """
     out = Output(output)
     findings = [_finding(source, model, backend) for source in schemas]
@@ -90,7 +89,7 @@ def check(schemas: tuple[str, ...], model: str, backend: str, as_json: bool, out
 
 
 def _finding(source: str, model: str, backend: str) -> dict[str, Any]:
-    """What is to be said about one schema."""
+    """What there is to say about one schema."""
     try:
         explained = Explained.read(source, model, backend)
     except (PMLError, ContextLengthError) as exc:
@@ -121,8 +120,8 @@ def _seam_text(seam: Seam) -> str:
     at = seam.after.at
     before, after = seam.before.text[-_SHOWN_CHARACTERS:], seam.after.text[:_SHOWN_CHARACTERS]
     return (
-        f"{at.source or '<text>'}:{at.line}:{at.column}: {after!r} may follow {before!r}; in one piece of text their "
-        "tokens would be others (put white space between them)"
+        f"{at.source or '<text>'}:{at.line}:{at.column}: {after!r} may follow {before!r}; tokenized as one text they "
+        "would have other tokens (put white space between them)"
     )
 
 
@@ -135,14 +134,14 @@ def _seam_text(seam: Seam) -> str:
 def show(source: str, model: str, backend: str, as_json: bool, output: OutputOptions) -> None:
     """Show a schema's modules: first position, length in tokens, and what each attends to.
 
-    A module's states are computed once, attending only to what is surely there whenever the module is.
+    A module's states are computed once, attending only to what is always present when the module is.
     """
     out = Output(output)
     explained = Explained.read(source, model, backend)
     if as_json:
         out.json(_as_json(explained))
     else:
-        console(sys.stdout).print(_tree(explained))
+        out.show(_tree(explained))
 
 
 def _tree(explained: Explained) -> Tree:
@@ -173,7 +172,9 @@ def _grow(tree: Tree, nodes: tuple[Node, ...], explained: Explained, path: str) 
         elif isinstance(node, Union):
             _grow(tree.add(f"union: at most one of {len(node.members)}"), node.members, explained, path)
         elif isinstance(node, Scaffold):
-            _grow(tree.add(f"scaffold {node.name}: together they see each other"), node.children, explained, path)
+            _grow(
+                tree.add(f"scaffold {node.name}: imported together they see each other"), node.children, explained, path
+            )
         elif isinstance(node, Turn):
             _grow(tree.add(f"{node.role} turn"), node.children, explained, path)
         elif isinstance(node, Parameter):

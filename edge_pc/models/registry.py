@@ -47,6 +47,7 @@ REGISTRY: dict[str, RegisteredModel] = {
         licence="Apache-2.0",
     ),
 }
+DEFAULT_MODEL = "smollm2"
 
 
 def gguf_path(name: str) -> Path:
