@@ -391,6 +391,8 @@ def test_doctor(run: Run) -> None:
     assert value["ok"] is True
     assert checks["backend onnx"]["status"] == "ok"
     assert "CPU" in checks["backend onnx"]["detail"]
+    assert all(f"{name} " in checks["libraries"]["detail"] for name in ("numpy", "onnxruntime", "click", "xxhash"))
+    assert "matplotlib" not in checks["libraries"]["detail"], "an extra is not needed"
     assert checks["models"]["hint"] == "edge-pc pull smollm2 && edge-pc export smollm2"
     assert all(check["name"] in run("doctor").stdout for check in value["checks"][:1])
 

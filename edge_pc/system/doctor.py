@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -24,20 +25,6 @@ from edge_pc.errors import OptionError
 from edge_pc.system.machine import Machine, describe_machine
 from edge_pc.system.sizes import format_size
 
-_LIBRARIES = (
-    "numpy",
-    "onnxruntime",
-    "onnx",
-    "gguf",
-    "tokenizers",
-    "defusedxml",
-    "jinja2",
-    "click",
-    "rich",
-    "platformdirs",
-    "filelock",
-    "xxhash",
-)
 _LOW_DISK_BYTES = 2 << 30
 _PROBE_SECONDS = 120
 
@@ -102,11 +89,21 @@ def _memory(machine: Machine) -> Check:
 
 
 def _libraries() -> Check:
-    versions = {name: _version(name) for name in _LIBRARIES}
+    versions = {name: _version(name) for name in _required()}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         return Check("libraries", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Check("libraries", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Check("libraries", "ok", found or "unknown: edge-prompt-cache is not installed here")
+
+
+def _required() -> list[str]:
+    """The libraries that this package names as its own, extras aside; none where it runs without being installed."""
+    try:
+        requirements = importlib.metadata.requires("edge-prompt-cache") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
 
 
 def _version(library: str) -> str | None:
