@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +22,7 @@ from edge_pc.cli.options import (
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
 from edge_pc.progress import Progress
+from edge_pc.system.home import states_folder
 from edge_pc.system.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -50,13 +50,7 @@ def cache() -> None:
 def _open_store(cache_dir: str | None) -> StateStore:
     from edge_pc.store import StateStore
 
-    return StateStore(_folder(cache_dir))
-
-
-def _folder(cache_dir: str | None) -> Path:
-    from edge_pc.system.home import home
-
-    return Path(cache_dir) if cache_dir else home() / "states"
+    return StateStore(states_folder(cache_dir))
 
 
 @cache.command("ls", cls=GroupedCommand)
@@ -71,7 +65,7 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
     if as_json:
         out.json({"entries": [asdict(entry) for entry in entries]})
     elif not entries:
-        out.note(f"no states are stored in {_folder(cache_dir)}")
+        out.note(f"no states are stored in {states_folder(cache_dir)}")
     else:
         now = time.time()
         out.table(
@@ -145,7 +139,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
 @cache_dir_option
 def path(cache_dir: str | None) -> None:
     """Print the folder of the stored states."""
-    click.echo(_folder(cache_dir))
+    click.echo(states_folder(cache_dir))
 
 
 @cache.command(cls=GroupedCommand)
