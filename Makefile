@@ -31,7 +31,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@rm -rf build/lint && mkdir -p build/lint
-	@cp -R edge_pc build/lint/ && cp -R export backends schemas build/lint/edge_pc/
+	@cp -R edge_pc benchmarks build/lint/ && cp -R export backends schemas build/lint/edge_pc/
 	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 docs: $(VENV)/.core
@@ -48,17 +48,18 @@ transcript: $(VENV)/.core
 # make bench DATASETS="a.jsonl.gz b.jsonl.gz"
 RESULTS ?= docs/results/here/report.json
 DATASETS ?=
+BENCH_OPTIONS ?=
 
 bench: $(VENV)/.bench
 	@$(EDGE_PC) pull smollm2
 	@$(EDGE_PC) export smollm2
-	$(EDGE_PC) bench all $(DATASETS) --report $(RESULTS)
+	$(EDGE_PC) bench all $(BENCH_OPTIONS) --report $(RESULTS)
+	$(BIN)/python -m benchmarks all $(BENCH_OPTIONS) --report $(RESULTS) $(DATASETS)
+	$(EDGE_PC) bench report $(RESULTS)
 
-bench-quick: $(VENV)/.bench
-	@$(EDGE_PC) pull smollm2
-	@$(EDGE_PC) export smollm2
-	@rm -rf build/bench-quick && mkdir -p build/bench-quick
-	$(EDGE_PC) bench all --quick --report build/bench-quick/report.json
+bench-quick:
+	@rm -rf build/bench-quick
+	@$(MAKE) bench RESULTS=build/bench-quick/report.json BENCH_OPTIONS=--quick
 
 clean:
 	rm -rf $(VENV) $(DEMO_STATES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
@@ -68,7 +69,7 @@ $(VENV)/.core: EXTRAS :=
 $(VENV)/.test: EXTRAS := [test]
 $(VENV)/.dev: EXTRAS := [dev]
 # llama-cpp-python has no wheels: it is compiled, which takes some minutes.
-$(VENV)/.bench: EXTRAS := [plot,llamacpp]
+$(VENV)/.bench: EXTRAS := [bench,llamacpp]
 $(VENV)/.core $(VENV)/.test $(VENV)/.dev $(VENV)/.bench: pyproject.toml
 	@echo "== Installing edge-prompt-cache$(EXTRAS) into $(VENV) (only when pyproject.toml has changed)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -7,39 +7,24 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from edge_pc.bench.answer_tables import accuracy_tables, fidelity_table
 from edge_pc.bench.report import Report
-from edge_pc.bench.tables import Table, encode_table, memory_tables
-from edge_pc.bench.ttft_tables import length_tables
 
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS / "README.md"
-# <!-- results: TABLES FOLDER -->
-BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-
-
-def tables(report: Report, name: str) -> list[Table]:
-    """The tables that stand in the block `name`."""
-    makers = {
-        "ttft": ("ttft", length_tables),
-        "encode": ("encode", lambda section: [encode_table(section)]),
-        "memory": ("memory", lambda section: memory_tables(section)[:1]),
-        "fidelity": ("fidelity", lambda section: [fidelity_table(section)]),
-        "accuracy": ("accuracy", lambda section: accuracy_tables(section)[:2]),
-        "lost": ("accuracy", lambda section: accuracy_tables(section)[2:]),
-    }
-    section_name, make = makers[name]
-    return make(report.sections[section_name])
+# <!-- results: SECTION FOLDER: WORDS OF TITLES, OF TITLES -->
+BLOCK = re.compile(r"(<!-- results: (\S+) (\S+): (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def with_tables(readme: str) -> str:
-    """The text with all its blocks made anew."""
+    """The text with all its blocks made anew: of a section of a report, the tables whose titles hold the words."""
 
     load = cache(lambda folder: Report.load(RESULTS / folder / "report.json"))
 
     def block(match: re.Match[str]) -> str:
-        text = "\n\n".join(table.markdown() for table in tables(load(match[3]), match[2]))
-        return f"{match[1]}{text}\n{match[4]}"
+        begin, section, folder, words, end = match.groups()
+        tables = load(folder).tables(section)
+        wanted = [table for word in words.split(", ") for table in tables if word in table.title]
+        return begin + "\n\n".join(table.markdown() for table in wanted) + f"\n{end}"
 
     return BLOCK.sub(block, readme)
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_pc.bench.report import Report
-from edge_pc.bench.subject import Prepared
-from edge_pc.bench.texts import Case, Shape
+from benchmarks import explain
+from benchmarks.rows import Rates, RatesRow
+from edge_pc.bench import baseline, ttft_pictures, ttft_tables
+from edge_pc.bench.benches import BENCHES, Measuring, measuring
+from edge_pc.bench.report import Report, Section
+from edge_pc.bench.rows import BaselineRow, Row, TtftRow
+from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import Sample, Way
-from edge_pc.bench.ttft import TtftSettings, measure
-from edge_pc.bench.ttft_summary import summarize
+from edge_pc.bench.ttft import Points, Settings
+from edge_pc.bench.ways import EngineWays, Prepared
+from edge_pc.bench.work import BenchOptions, fill
 
 POSITIONS = 8192
-SMALL = TtftSettings(
+SMALL = Settings(
     lengths=(16, 1024, 2048, 4096, 8000), new_tokens=(1, 32), shares=(0, 50, 100), modules=(1, 4), repeats=3
 )
 
@@ -35,7 +38,6 @@ MACHINE: dict[str, Any] = {
     "versions": {"edge-pc": "0", "python": "CPython 3"},
     "kernels": {"onnx": "8-bit blocks: AVX2", "llamacpp": "CPU : AVX2 = 1 |"},
     "governor": "",
-    "rates": {"copy_gbps": 10.0, "read_gbps": 10.0, "float32_gflops": 100.0, "int8_gflops": 100.0},
 }
 MODEL = {
     "model": {
@@ -44,20 +46,20 @@ MODEL = {
     },
     "threads": 4,
 }  # fmt: skip
-BACKENDS = {
-    name: {"quantization": "q8", "weight_bytes": 150_000_000, "matmul_parameters": 106_000_000}
-    for name in ("onnx", "llamacpp")
-}
+BACKENDS = ("onnx", "llamacpp")
 
 
-class PlainTexts:
+class PlainTexts(Texts):
     """Cases that carry their own shape."""
+
+    def __init__(self) -> None:
+        """No tokenizer is needed."""
 
     def case(self, shape: Shape) -> Case:
         return Case(f"{shape.cached} {shape.modules}", f"{shape.cached} {shape.new} {shape.modules}")
 
 
-class StubSubject:
+class StubWays(EngineWays):
     """Says that full prefill takes `per_token` ms a token, growing, and reuse 20 ms and a bit for each cached token.
 
     Args:
@@ -72,28 +74,23 @@ class StubSubject:
 
     def prepare(self, case: Case) -> Prepared:
         cached, new, _ = map(int, case.prompt.split())
-        ids = np.zeros(cached + new, dtype=np.int32)
-        return Prepared(cached, self._full(cached), (), ids, cached, max(new, 2))
+        return Prepared(full_ms(cached), (), np.zeros(cached + new, dtype=np.int32), cached, max(new, 2))
 
-    @contextmanager
-    def ways(self, case: Case) -> Iterator[dict[str, Way]]:
+    def ways(self, case: Case) -> dict[str, Way]:
         cached, new, modules = map(int, case.prompt.split())
         reuse = 20 + 0.01 * cached + new + modules
-        yield {
+        return {
             "cached": lambda: self._say("cached", reuse),
             "in_place": lambda: self._say("in_place", 0.95 * reuse),
-            "full": lambda: self._say("full", self._full(cached + new)),
+            "full": lambda: self._say("full", full_ms(cached + new)),
         }
 
-    def cold(self, case: Case, files: tuple[Path, ...]) -> Sample:
+    def cold(self, case: Case, files: tuple[Path, ...]) -> tuple[Sample, float]:
         cached, new, modules = map(int, case.prompt.split())
-        return {**self._say("cold", 40 + 0.02 * cached + new + modules), "resident": 0.0}
+        return self._say("cold", 40 + 0.02 * cached + new + modules), 0.0
 
     def remove_states(self) -> None:
         self.calls.append("remove")
-
-    def _full(self, tokens: int) -> float:
-        return tokens + tokens**2 / 10_000
 
     def _say(self, way: str, ms: float) -> Sample:
         self.calls.append(way)
@@ -103,20 +100,52 @@ class StubSubject:
         return {"ttft": ms * self.slowness, **{stage: time * self.slowness for stage, time in times.items()}}
 
 
+def full_ms(tokens: int) -> float:
+    return tokens + tokens**2 / 10_000
+
+
+def new_report(path: Path, machine: dict[str, Any] = MACHINE) -> Report:
+    return Report.create(path, command=["edge-pc", "bench", "ttft"], machine=machine, settings=MODEL)
+
+
+def new_section(report: Report, kind: type[Row] = Row, name: str = "ttft", **settings: Any) -> Section[Any]:
+    known = measuring(BENCHES).get(name)
+    about = known.about if known else ""
+    return report.section(name, kind, name, settings, about=about, command=["edge-pc", "bench", name])
+
+
+def points(section: Section[TtftRow], backend: str, ways: EngineWays) -> Points:
+    return Points(section, backend, ways, PlainTexts(), SMALL, max_positions=POSITIONS, full_ms_per_token=1.0)
+
+
 def made_up_report(path: Path, *, slowness: float = 1.0, rates: float = 1.0) -> Report:
     """A report with times to first token of both backends, on a machine whose rates are `rates` times the usual."""
-    machine = MACHINE | {"rates": {name: rate * rates for name, rate in MACHINE["rates"].items()}}
-    report = Report.create(path, command=["edge-pc", "bench", "ttft"], machine=machine, settings=MODEL)
-    section = report.section("ttft", SMALL.as_dict() | {"backends": BACKENDS}, command=["edge-pc", "bench", "ttft"])
+    report = new_report(path)
+    section, tried = new_section(report, TtftRow), new_section(report, BaselineRow, "baseline")
+    known = new_section(report, RatesRow, "rates")
     for backend in BACKENDS:
-        settings = {"threads": 4, "chunk_tokens": 512}
-        search = {"backend": backend, "way": "search", "tokens": 512, "settings": settings}
-        section.add(f"{backend}/search/a", search | {"median_ms": {"forward": 500.0}})
-        section.add(f"{backend}/baseline", {"backend": backend, "way": "baseline", "settings": settings, "own": True})
-        slower = slowness * (2 if backend == "llamacpp" else 1)
-        measure(
-            section, backend, StubSubject(slower), PlainTexts(), SMALL,  # type: ignore[arg-type]
-            max_positions=POSITIONS, full_ms_per_token=1.0,
+        settings, samples = {"threads": 4, "chunk_tokens": 512}, {"forward": (500.0, 510.0)}
+        tried.add(BaselineRow(key=backend, backend=backend, settings=settings, tokens=512, samples_ms=samples))
+        known.add(
+            RatesRow(
+                key=backend, backend=backend, rates=Rates(10 * rates, 10 * rates, 100 * rates, 100 * rates),
+                weight_bytes=150_000_000, matmul_parameters=106_000_000, kv_number_bytes=4,
+            )
         )  # fmt: skip
-    section.summarize(summarize(section.rows))
+        slower = slowness * (2 if backend == "llamacpp" else 1)
+        points(section, backend, StubWays(slower)).measure()
+    section.show(ttft_tables.tables(section.rows), ttft_pictures.pictures(section.rows))
+    tried.show(baseline.tables(tried.rows))
+    known.show(explain.tables(known.rows))
     return report
+
+
+def measured(
+    bench: str | Measuring, report: Report, options: BenchOptions, settings: Any, name: str = "", **more: Any
+) -> list[Any]:
+    """Fill a bench's section; its rows."""
+    entry = BENCHES[bench] if isinstance(bench, str) else bench
+    assert isinstance(entry, Measuring)
+    name = bench if isinstance(bench, str) else name
+    fill(name, entry, report, options, settings, **more)
+    return report.rows(name, entry.row)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from roomy import export_roomy
 
-from edge_pc.bench.datasets import Document, Item, dataset_name, read_items, split_context
-from edge_pc.bench.lab import Lab
-from edge_pc.bench.questions import lay_out, question_of, task_of
+from benchmarks.datasets import Document, Item, dataset_name, read_items, split_context
+from benchmarks.lab import Lab
+from benchmarks.questions import lay_out, question_of, task_of
 from edge_pc.compose.documents import PART_CHARACTERS
 from edge_pc.errors import ContextLengthError, OptionError
 
@@ -150,13 +150,13 @@ def test_data_sets_decide_how_answers_are_scored() -> None:
         task_of(item(["a"], dataset="trec"))
 
 
-def test_one_module_a_document_and_the_question_behind_them(lab: Lab) -> None:
+def test_one_module_a_document_and_the_question_after_them(lab: Lab) -> None:
     question = question_of(item(["first text", "second text"]), lab)
-    laid_out = lay_out(question, lab)
-    schema = laid_out.prompt.schema
+    prompt = lay_out(question, lab)
+    schema = prompt.schema
     assert list(schema.modules) == ["", "document-1", "document-2"]
-    assert all(len(e.paths) == 1 for e in laid_out.prompt.encodings)
-    text = lab.tokenizer.decode(laid_out.prompt.in_position_order())
+    assert all(len(e.paths) == 1 for e in prompt.encodings)
+    text = lab.tokenizer.decode(prompt.in_position_order())
     places = [text.index(part) for part in ("Answer the", "first text", "second text", "Who?", "Answer with")]
     assert places == sorted(places)
     assert question.cut_tokens == 0
@@ -183,7 +183,7 @@ def test_documents_are_cut_from_the_end_until_they_fit(lab: Lab) -> None:
     assert f"{documents[2]}".startswith(kept[2].partition(":\n")[2])
     whole = sum(len(lab.tokenizer.encode(f"\n\nDocument {n}:\n{text}")) for n, text in enumerate(documents, start=1))
     assert question.cut_tokens == whole - sum(len(lab.tokenizer.encode(text)) for text in kept)
-    prompt = lay_out(question, lab).prompt
+    prompt = lay_out(question, lab)
     assert lab.spec.max_positions - 8 <= prompt.end + question.task.max_tokens <= lab.spec.max_positions
 
 

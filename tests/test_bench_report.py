@@ -6,75 +6,118 @@ import json
 import os
 import platform
 import re
-from dataclasses import asdict
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import bench_tools
 import numpy as np
 import pytest
 
-from edge_pc.bench import machine
-from edge_pc.bench.rates import measure_rates
-from edge_pc.bench.report import Report, command_text
+from benchmarks.benches import EXPERIMENTS
+from benchmarks.rows import AccuracyRow, Agreement, Compared, Parting, ScoredAnswer
+from edge_pc.bench import facts
+from edge_pc.bench.benches import BENCHES, measuring
+from edge_pc.bench.plain import from_plain, to_plain
+from edge_pc.bench.report import Report, Section, command_text
+from edge_pc.bench.rows import BaselineRow, Row
+from edge_pc.bench.tables import Table
 from edge_pc.errors import OptionError
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "bench.md"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Row):
+    ms: float = 0.0
+    lengths: tuple[int, ...] = ()
+
+
 def _new(path: Path) -> Report:
-    return Report.create(path, command=["edge-pc"], machine=bench_tools.MACHINE, settings=bench_tools.MODEL)
+    return bench_tools.new_report(path)
+
+
+def _section(report: Report, **settings: Any) -> Section[Measured]:
+    return bench_tools.new_section(report, Measured, **settings)
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_added(tmp_path: Path) -> None:
-    section = _new(tmp_path / "r.json").section("ttft", {"repeats": 3})
-    section.add("a", {"ms": np.float32(1.5), "list": np.arange(2)})
-    found = Report.load(tmp_path / "r.json").sections["ttft"]
-    assert found.rows == [{"key": "a", "ms": 1.5, "list": [0, 1]}]
-    assert found.row_done("a")
-    assert not found.row_done("b")
-    assert found.row("b") is None
+    section = _section(_new(tmp_path / "r.json"), repeats=3)
+    section.add(Measured(key="a", ms=np.float32(1.5), lengths=tuple(np.arange(2))))
+    found = Report.load(tmp_path / "r.json")
+    assert found.rows("ttft", Measured) == [Measured(key="a", ms=1.5, lengths=(0, 1))]
+    assert found.sections["ttft"]["rows"] == [{"key": "a", "ms": 1.5, "lengths": [0, 1]}]
+    assert section.row("a") is not None
+    assert section.row("b") is None
 
 
 def test_a_row_of_the_same_key_is_replaced(tmp_path: Path) -> None:
-    section = _new(tmp_path / "r.json").section("ttft", {})
-    section.add("a", {"ms": 1})
-    section.add("a", {"ms": 2})
-    assert Report.load(tmp_path / "r.json").sections["ttft"].rows == [{"key": "a", "ms": 2}]
+    section = _section(_new(tmp_path / "r.json"))
+    section.add(Measured(key="a", ms=1))
+    section.add(Measured(key="a", ms=2))
+    assert Report.load(tmp_path / "r.json").rows("ttft", Measured) == section.rows == [Measured(key="a", ms=2)]
 
 
 def test_a_section_goes_on_with_its_rows(tmp_path: Path) -> None:
-    _new(tmp_path / "r.json").section("ttft", {"lengths": (1, 2)}).add("a", {})
-    resumed = Report.resume(tmp_path / "r.json", machine=bench_tools.MACHINE, settings=bench_tools.MODEL)
-    assert resumed.section("ttft", {"lengths": (1, 2)}).row_done("a")
-    assert not resumed.section("ttft", {"lengths": (1, 2)}, restart=True).row_done("a")
+    _section(_new(tmp_path / "r.json"), lengths=(1, 2)).add(Measured(key="a"))
+    resumed = Report.load(tmp_path / "r.json")
+    resumed.check_same(machine=bench_tools.MACHINE, settings=bench_tools.MODEL)
+    assert _section(resumed, lengths=(1, 2)).row("a")
+    assert not resumed.section("ttft", Measured, "", {"lengths": (1, 2)}, restart=True).rows
+
+
+def test_a_report_holds_sections_of_benches_that_nobody_here_knows(tmp_path: Path) -> None:
+    """What a page needs of them are their tables."""
+    table = Table("Weather", ("place", "> degrees"), (("Oslo", "3"),), "Cold.", worse=True)
+    section = _new(tmp_path / "r.json").section("weather", Measured, "Weather", {}, about="What it was like.")
+    section.show([table])
+    found = Report.load(tmp_path / "r.json")
+    assert found.tables("weather") == [table]
+    assert (found.sections["weather"]["title"], found.sections["weather"]["about"]) == ("Weather", "What it was like.")
+
+
+def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    report = _new(tmp_path / "r.json")
+    _section(report).add(Measured(key="a", ms=1))
+    with pytest.raises(OptionError, match="rows of section ttft cannot be read"):
+        report.rows("ttft", AccuracyRow)
+
+
+def test_dataclasses_within_dataclasses_come_back(tmp_path: Path) -> None:
+    parting = Parting(1, "a", "b", (0.5, 0.25), (0.25, 0.5))
+    answer = ScoredAnswer("x", {"f1": 0.5})
+    agreement = Agreement(0.1, True, 3, 4, 0.5, gold_full=-1.0)
+    compared = Compared("f1", 2, 10, 5, 0, answer, answer, agreement, parting)
+    row = AccuracyRow(key="d/1", dataset="d", question="?", right=("r", "s"), compared=compared)
+    plain = to_plain(row)
+    assert json.loads(json.dumps(plain)) == plain
+    assert "skipped" not in plain, "defaults are left out"
+    assert from_plain(AccuracyRow, plain) == row
 
 
 def test_rows_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     report = _new(tmp_path / "r.json")
-    report.section("ttft", {"repeats": 3}).add("a", {})
+    _section(report, repeats=3).add(Measured(key="a"))
     with pytest.raises(OptionError, match=r"repeats was 3, now 5"):
-        report.section("ttft", {"repeats": 5})
-    assert report.section("ttft", {"repeats": 5}, restart=True).rows == []
+        _section(report, repeats=5)
+    assert report.section("ttft", Measured, "", {"repeats": 5}, restart=True).rows == []
 
 
 @pytest.mark.parametrize("field", ["cpu", "allowed_cores", "system", "versions"])
 def test_rows_of_another_machine_are_not_mixed(tmp_path: Path, field: str) -> None:
-    _new(tmp_path / "r.json")
+    report = _new(tmp_path / "r.json")
     with pytest.raises(OptionError, match=f"another {field}"):
-        Report.resume(tmp_path / "r.json", machine={**bench_tools.MACHINE, field: "x"}, settings=bench_tools.MODEL)
+        report.check_same(machine={**bench_tools.MACHINE, field: "x"}, settings=bench_tools.MODEL)
 
 
-@pytest.mark.parametrize("changes", [{"rates": {}}, {"system": "Linux 7"}])
-def test_measured_rates_and_the_release_of_the_system_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
-    _new(tmp_path / "r.json")
-    Report.resume(tmp_path / "r.json", machine=bench_tools.MACHINE | changes, settings=bench_tools.MODEL)
+@pytest.mark.parametrize("changes", [{"governor": "performance"}, {"system": "Linux 7"}])
+def test_the_governor_and_the_release_of_the_system_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
+    _new(tmp_path / "r.json").check_same(machine=bench_tools.MACHINE | changes, settings=bench_tools.MODEL)
 
 
 def test_rows_of_another_model_are_not_mixed(tmp_path: Path) -> None:
-    _new(tmp_path / "r.json")
     with pytest.raises(OptionError, match="another model"):
-        Report.resume(tmp_path / "r.json", machine=bench_tools.MACHINE, settings={"model": {"name": "other"}})
+        _new(tmp_path / "r.json").check_same(machine=bench_tools.MACHINE, settings={"model": {"name": "other"}})
 
 
 @pytest.mark.parametrize(
@@ -98,8 +141,8 @@ def test_a_missing_report_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_interruption_while_saving_leaves_the_report_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = _new(tmp_path / "r.json").section("ttft", {})
-    section.add("a", {})
+    section = _section(_new(tmp_path / "r.json"))
+    section.add(Measured(key="a"))
     with monkeypatch.context() as patch:
 
         def interrupt(*_: object) -> None:
@@ -107,16 +150,17 @@ def test_an_interruption_while_saving_leaves_the_report_before(tmp_path: Path, m
 
         patch.setattr(os, "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            section.add("b", {})
-    assert [row["key"] for row in Report.load(tmp_path / "r.json").sections["ttft"].rows] == ["a"]
+            section.add(Measured(key="b"))
+    assert [row.key for row in Report.load(tmp_path / "r.json").rows("ttft", Measured)] == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"], "no partial file is left"
 
 
 def test_numbers_that_json_lacks_are_faults(tmp_path: Path) -> None:
-    section = _new(tmp_path / "r.json").section("ttft", {})
+    section = _section(_new(tmp_path / "r.json"))
     with pytest.raises(ValueError, match="JSON"):
-        section.add("a", {"ms": float("nan")})
-    assert Report.load(tmp_path / "r.json").sections["ttft"].rows == []
+        section.add(Measured(key="a", ms=float("nan")))
+    assert Report.load(tmp_path / "r.json").rows("ttft", Measured) == []
+    section.add(Measured(key="a", ms=1.0))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -134,31 +178,35 @@ def test_commands_are_kept_without_folders() -> None:
 def _documented(heading: str) -> set[str]:
     """The names in the first column of the table under a heading of docs/bench.md."""
     text = DOC.read_text(encoding="utf-8").split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
-    return set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    return set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*)\|", text, re.MULTILINE))))
 
 
-def _all(rows: list[dict[str, Any]]) -> set[str]:
-    return {name for row in rows for name in row}
+def _fields(kind: Any) -> set[str]:
+    """The fields of a row, and of the dataclasses within it."""
+    names = set()
+    for field in fields(kind):
+        names.add(field.name)
+        inner = [hint for hint in (get_type_hints(kind)[field.name],) for hint in (hint, *get_args(hint))]
+        names |= {name for hint in inner if is_dataclass(hint) for name in _fields(hint)}
+    return names
 
 
-def test_the_documented_fields_are_those_that_are_written(tmp_path: Path) -> None:
+def test_the_documented_fields_of_a_report_are_those_that_are_written(tmp_path: Path) -> None:
     data = json.loads(bench_tools.made_up_report(tmp_path / "r.json").path.read_text(encoding="utf-8"))
     assert set(data) == _documented("The report")
-    section = data["sections"]["ttft"]
-    assert set(section) == _documented("A section")
-    written = _all([row for row in section["rows"] if row["way"] != "baseline"])
-    extra = {"flash"}  # only of llama.cpp's own ways, which the made-up machine has not
-    assert _documented("Rows of `ttft`") == written | extra | {"own"}
+    assert set(data["sections"]["ttft"]) == _documented("A section")
 
 
-def test_the_machines_fields_are_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = measure_rates(memory_bytes=64 << 20)
-    assert min(asdict(few).values()) > 0
-    monkeypatch.setattr(machine, "measure_rates", lambda memory_bytes: few)
-    facts = machine.machine_facts()
-    assert set(facts) == _documented("The machine") == set(bench_tools.MACHINE)
-    assert set(facts["rates"]) == set(bench_tools.MACHINE["rates"])
-    assert platform.node() not in json.dumps(facts) or len(platform.node()) < 4
+@pytest.mark.parametrize("name", [*measuring(BENCHES), "baseline", *EXPERIMENTS])
+def test_the_fields_of_rows_are_documented(name: str) -> None:
+    kind = BaselineRow if name == "baseline" else {**measuring(BENCHES), **EXPERIMENTS}[name].row
+    assert _documented(f"Rows of `{name}`") == _fields(kind)
+
+
+def test_the_machines_fields_are_documented() -> None:
+    found = facts.machine_facts()
+    assert set(found) == _documented("The machine") == set(bench_tools.MACHINE)
+    assert platform.node() not in json.dumps(found) or len(platform.node()) < 4
 
 
 @pytest.mark.parametrize(
@@ -172,4 +220,4 @@ def test_the_machines_fields_are_documented(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_kernels_of_onnx_runtime_follow_from_the_flags(sets: list[str], kernel: str) -> None:
-    assert kernel in machine.onnx_kernels(sets)
+    assert kernel in facts.onnx_kernels(sets)

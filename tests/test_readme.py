@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_pc.bench.machines import compare_machines
+from benchmarks.explain import compare
 from edge_pc.bench.report import Report
 from edge_pc.cli import main
 
@@ -69,9 +69,8 @@ def test_the_comparison_of_machines_is_that_of_the_reports(tmp_path: Path) -> No
     """The picture is not compared: matplotlib may draw it differently elsewhere."""
     results = ROOT / "docs" / "results"
     reports = [Report.load(results / machine / "report.json") for machine in ("intel-xeon", "amd-epyc")]
-    written = compare_machines(reports, tmp_path / "machines")
     stands = (results / "machines.md").read_text(encoding="utf-8")
-    assert written.markdown.read_text(encoding="utf-8") == stands, "run the command that docs/results/README.md names"
+    assert compare(reports).markdown("machines.png") == stands, "run the command that docs/results/README.md names"
 
 
 def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""Measures what reuse gives on this machine: time, memory, fidelity, accuracy; one JSON report holds it all.
+"""Measures what reuse gives on this machine, and compares machines; one JSON report holds all numbers.
 
-Each bench has settings with a `quick` size, fills one section of a `Report`, and resumes where it was interrupted.
+`benches.py` is the table of what can be run. A bench fills one section of a report with typed rows and registers the
+tables that follow from them; pages show whatever tables a report holds.
 """

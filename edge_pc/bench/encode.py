@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.bench.names import BACKEND_NAMES
-from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
-from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
-from edge_pc.bench.subject import EngineSubject
+from edge_pc.bench.baseline import TITLES
+from edge_pc.bench.rows import EncodeRow, samples_of
+from edge_pc.bench.tables import Table
 from edge_pc.bench.texts import Case, Shape, Texts
-from edge_pc.bench.timing import Sample, describe_samples, interleave
+from edge_pc.bench.timing import Sample, Way, interleave, timed
+from edge_pc.bench.ways import EngineWays
+from edge_pc.bench.work import Work
 
-SECTION = "encode"
+WAYS = ("encode", "write", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeSettings:
+class Settings:
     """What `bench encode` measures.
 
     Attributes:
@@ -34,108 +33,81 @@ class EncodeSettings:
     repeats: int = 3
 
     @classmethod
-    def quick(cls) -> EncodeSettings:
+    def quick(cls) -> Settings:
         """A size that takes some seconds."""
         return cls(lengths=(256,), modules=(1, 4), repeats=2)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def measure(work: Work[EncodeRow], settings: Settings) -> None:
+    """Encode schemas of each size, on each backend."""
+    for backend in work.backends:
+        with work.engine(backend) as engine:
+            ways, texts = EngineWays(engine), Texts(engine.tokenizer)
+            longest = engine.spec.max_positions - 4
+            shapes = [Shape(min(n, longest), 0, modules) for n in settings.lengths for modules in settings.modules]
+            for index, shape in enumerate(dict.fromkeys(shapes)):
+                work.progress(index, len(shapes), f"{backend}: {shape.cached} tokens in {shape.modules} module(s)")
+                keys = {way: f"{backend}/tokens={shape.cached}/modules={shape.modules}/{way}" for way in WAYS}
+                if all(work.section.row(key) for key in keys.values()):
+                    continue
+                samples = interleave(_ways(ways, texts.case(shape)), dict.fromkeys(WAYS, settings.repeats))
+                ways.remove_states()
+                for way, taken in samples.items():
+                    row = EncodeRow(
+                        key=keys[way],
+                        backend=backend,
+                        way=way,
+                        tokens=shape.cached,
+                        modules=shape.modules,
+                        samples_ms=samples_of(taken),
+                    )
+                    work.section.add(row)
+            work.progress(len(shapes), len(shapes), f"{backend}: done")
 
 
-def run_encode(
-    report: Report,
-    options: BenchOptions,
-    settings: EncodeSettings,
-    progress: Progress = no_progress,
-    *,
-    command: Sequence[str] = (),
-    restart: bool = False,
-) -> Section:
-    """Fill the section `encode` and return it."""
-    backends = chosen_backends(options)
-    asked = settings.as_dict() | {"backends": backends, "threads": options.threads}
-    section = report.section(SECTION, asked, command=command, restart=restart)
-    with states_folder(options) as folder:
-        for backend in backends:
-            with open_engine(options, backend, folder) as engine:
-                measure(section, backend, EngineSubject(engine), settings, progress)
-    section.summarize(summarize(section.rows))
-    return section
-
-
-def measure(
-    section: Section, backend: str, subject: EngineSubject, settings: EncodeSettings, progress: Progress = no_progress
-) -> None:
-    """Fill the rows of one backend."""
-    texts = Texts(subject.engine.tokenizer)
-    longest = subject.engine.spec.max_positions - 4
-    shapes = dict.fromkeys(
-        Shape(min(length, longest), 0, modules) for length in settings.lengths for modules in settings.modules
-    )
-    for index, shape in enumerate(shapes):
-        progress(index, len(shapes), f"{backend}: {shape.cached} tokens in {shape.modules} module(s)")
-        key = f"{backend}/tokens={shape.cached}/modules={shape.modules}"
-        if section.row_done(f"{key}/prefill"):
-            continue
-        case = texts.case(shape)
-        samples = interleave(
-            {
-                "encode": lambda case=case: _encode(subject, case),  # type: ignore[misc]
-                "write": lambda case=case: _write(subject, case),  # type: ignore[misc]
-                "prefill": lambda case=case: {"total": subject.raw_prefill(case)},  # type: ignore[misc]
-            },
-            dict.fromkeys(("encode", "write", "prefill"), settings.repeats),
-        )
-        subject.remove_states()
-        for way, taken in samples.items():
-            row = {"backend": backend, "way": way, "tokens": shape.cached, "modules": shape.modules}
-            rate = shape.cached / median(sample["total"] for sample in taken) * 1e3
-            section.add(f"{key}/{way}", row | {"tokens_per_s": round(rate, 1)} | describe_samples(taken))
-    progress(len(shapes), len(shapes), f"{backend}: done")
-
-
-def _encode(subject: EngineSubject, case: Case) -> Sample:
-    """Encode from nothing, writing included."""
-    subject.remove_states()
-    return {"total": subject.prepare(case).encode_ms}
-
-
-def _write(subject: EngineSubject, case: Case) -> Sample:
-    """Write the same states once more: the part of encoding that is not computing."""
-    import time
-
-    subject.prepare(case)
-    encoder, prompt = subject.lay_out(case)
-    store, layout = subject.engine.store, subject.engine.backend.kv_layout
-    states = [encoder.obtain(encoding).states for encoding in prompt.encodings]
-    arrays = [np.array(each.array) for each in states]
-    started = time.perf_counter()
-    for each, array in zip(states, arrays, strict=True):
-        cells = (each.token_ids, each.position_ids)
-        store.put(each.key, layout, array, *cells, model="bench", schema="bench", module="bench")
-    return {"total": (time.perf_counter() - started) * 1e3}
-
-
-def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """For each backend and shape: encoding speed over raw prefill speed, and the share of time that is writing."""
-    times = {
-        (row["backend"], f"{row['tokens']} tokens, {row['modules']} module(s)", row["way"]): row["median_ms"]["total"]
-        for row in rows
+def _ways(ways: EngineWays, case: Case) -> dict[str, Way]:
+    return {
+        "encode": lambda: _encode(ways, case),
+        "write": lambda: _write(ways, case),
+        "prefill": lambda: {"total": ways.raw_prefill_ms(case)},
     }
-    summary: dict[str, Any] = {}
-    for backend, shape, way in times:
-        if way == "encode":
-            encode, write, prefill = (times[backend, shape, name] for name in ("encode", "write", "prefill"))
-            found = {"speed_ratio": round(prefill / encode, 3), "write_share": round(write / encode, 3)}
-            summary.setdefault(backend, {})[shape] = found
-    return summary
 
 
-def findings(summary: dict[str, Any]) -> list[str]:
-    """The summary in sentences, for people."""
-    return [
-        f"{BACKEND_NAMES[backend]}: {shape}: encoded at {found['speed_ratio']:.2f} x the speed of full prefill, "
-        f"writing took {found['write_share']:.0%} of the time"
-        for backend, shapes in summary.items()
-        for shape, found in shapes.items()
-    ]
+def _encode(ways: EngineWays, case: Case) -> Sample:
+    """Encode from nothing, writing included."""
+    ways.remove_states()
+    return {"total": ways.prepare(case).encode_ms or 0.0}
+
+
+def _write(ways: EngineWays, case: Case) -> Sample:
+    """Write the same states once more: the part of encoding that is not computing."""
+    ways.prepare(case)
+    _, states = ways.states(case)
+    store, layout = ways.engine.store, ways.engine.backend.kv_layout
+    arrays = [np.array(each.array) for each in states]
+
+    def write() -> None:
+        for each, array in zip(states, arrays, strict=True):
+            cells = (each.token_ids, each.position_ids)
+            store.put(each.key, layout, array, *cells, model="bench", schema="bench", module="bench")
+
+    return timed("total", write)
+
+
+def tables(rows: Sequence[EncodeRow]) -> list[Table]:
+    """Speed of encoding against full prefill."""
+    by_shape: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in rows:
+        by_shape.setdefault((row.backend, row.tokens, row.modules), {})[row.way] = row.median("total")
+    whole = [(*shape, times) for shape, times in by_shape.items() if set(times) == set(WAYS)]
+    columns = {
+        "backend": lambda line: TITLES[line[0]],
+        "> tokens": lambda line: str(line[1]),
+        "> modules": lambda line: str(line[2]),
+        "> encode (tokens/s)": lambda line: f"{line[1] / line[3]['encode'] * 1e3:,.0f}",
+        "> full prefill (tokens/s)": lambda line: f"{line[1] / line[3]['prefill'] * 1e3:,.0f}",
+        "> ratio": lambda line: f"{line[3]['prefill'] / line[3]['encode']:.2f}",
+        "> of it writing": lambda line: f"{line[3]['write'] / line[3]['encode']:.0%}",
+    }
+    note = "Encoding includes writing to disk. Modules do not attend to one another: several are less work than one."
+    return [Table.of("Speed", whole, columns, note)]

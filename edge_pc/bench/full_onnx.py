@@ -1,38 +1,46 @@
-"""Full prefill of the exported graph with any number of threads and any size of chunks: candidates for the baseline."""
+"""Full prefill of an exported model at any settings, as a candidate for the baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
-from edge_pc.backends.onnx.backend import kv_layout
 from edge_pc.backends.onnx.forward import Forward, open_session
+from edge_pc.backends.onnx.layout import paged_layout
+from edge_pc.backends.onnx.rows import CHUNK_TOKENS
 from edge_pc.models.spec import ModelSpec
 
+# Settings to try beside the number of threads; the engine's own come first.
+CHOICES = tuple({"chunk_tokens": tokens} for tokens in (CHUNK_TOKENS, 128, 512, 1024))
 
-class OnnxFull:
-    """Full prefill at given settings, in a session of its own.
+
+class FullPrefill:
+    """Full prefill in a session of its own.
 
     Args:
-        folder: the exported model.
+        model: the exported folder.
         threads: compute threads.
         capacity: the longest prompt, in tokens.
     """
 
-    def __init__(self, folder: Path, threads: int, capacity: int) -> None:
-        spec = ModelSpec.load(folder)
-        session = open_session(folder, threads=threads, provider="cpu", verbose=False)
-        self._arena = Arena(kv_layout(spec, "float32"), capacity)
+    def __init__(self, model: Path, threads: int, capacity: int) -> None:
+        spec = ModelSpec.load(model)
+        session = open_session(model, threads=threads, provider="cpu", verbose=False)
+        self._arena = Arena(paged_layout(spec, "float32"), capacity)
         self._forward = Forward(session, spec, self._arena)
 
-    def prefill(self, token_ids: IntArray, chunk_tokens: int) -> Logits:
-        """Compute all tokens, `chunk_tokens` at a time; logits of the last, float32 `[vocab]`."""
+    def prefill(self, token_ids: IntArray, settings: Mapping[str, int]) -> Logits:
+        """Compute all tokens; logits of the last, float32 `[vocab]`."""
         self._arena.place((), exact=False)
         logits: Logits = np.empty(0, dtype=np.float32)
-        for start in range(0, len(token_ids), chunk_tokens):
-            positions = np.arange(start, min(start + chunk_tokens, len(token_ids)), dtype=np.int32)
+        for start in range(0, len(token_ids), settings["chunk_tokens"]):
+            positions = np.arange(start, min(start + settings["chunk_tokens"], len(token_ids)), dtype=np.int32)
             logits = self._forward(token_ids[positions], positions)
         return logits
+
+    def close(self) -> None:
+        """Nothing has to be freed by hand."""

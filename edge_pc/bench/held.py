@@ -1,7 +1,7 @@
-"""`python -m edge_pc.bench.held JSON` keeps prompts open while another process looks at this one's memory.
+"""`python -m edge_pc.bench.held JSON` holds prompts open, so that memory can be counted; `bench memory` starts it.
 
-A line on stdout says that a step is reached; a line on stdin lets it go on. Steps: the engine opened and warm (0
-prompts), then each wanted number of prompts. `bench memory` starts it, once or several times.
+It reads numbers of prompts on stdin, one a line, opens prompts until it holds as many, and answers each line with one
+line of JSON: what memory it has then.
 """
 
 from __future__ import annotations
@@ -12,39 +12,34 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from edge_pc.bench.setup import BenchOptions, open_engine
-from edge_pc.bench.subject import EngineSubject
+from edge_pc.bench.smaps import memory_of_this_process
 from edge_pc.bench.texts import Shape, Texts
+from edge_pc.bench.ways import EngineWays
+from edge_pc.engine import Engine
 
 
 def hold(request: dict[str, Any]) -> None:
-    """Open prompts step by step.
+    """Answer the lines of stdin until it ends.
 
     Args:
-        request: `model`, `gguf`, `threads`, `folder`, `backend`, `tokens`, `new`, `steps` (numbers of prompts, rising).
+        request: `model` (a path), `backend`, `threads`, `folder` of the states, and `tokens` and `new` of the prompts.
     """
-    gguf = Path(request["gguf"]) if request["gguf"] else None
-    options = BenchOptions(request["model"], gguf, threads=request["threads"])
-    with open_engine(options, request["backend"], Path(request["folder"])) as engine, ExitStack() as held:
-        subject = EngineSubject(engine)
-        texts = Texts(engine.tokenizer)
+    engine = Engine(
+        Path(request["model"]), backend=request["backend"], threads=request["threads"], cache_dir=request["folder"]
+    )
+    with engine, ExitStack() as held:
+        ways, texts = EngineWays(engine), Texts(engine.tokenizer)
         warm_up, case = texts.case(Shape(0, request["new"])), texts.case(Shape(request["tokens"], request["new"]))
         for each in (warm_up, case):
             engine.load_schema(each.schema)
-        subject.hold(warm_up).close()
-        _reached(0)
+        ways.hold(warm_up).close()
         prompts = 0
-        for step in request["steps"]:
-            while prompts < step:
-                held.enter_context(closing(subject.hold(case)))
+        for line in sys.stdin:
+            while prompts < int(line):
+                held.enter_context(closing(ways.hold(case)))
                 prompts += 1
-            _reached(step)
-
-
-def _reached(prompts: int) -> None:
-    sys.stdout.write(json.dumps({"prompts": prompts}) + "\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
+            sys.stdout.write(json.dumps(memory_of_this_process()) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

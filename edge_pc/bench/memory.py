@@ -1,7 +1,7 @@
-"""`bench memory`: bytes per token, here and for the paper's models; what concurrent prompts share; disk.
+"""`bench memory`: what prompts that are open at once share, and what their states take on disk.
 
-Prompts are held open over the same cached tokens, several in one process and one in each of several processes, while
-this process reads how the system counts their memory (`held.py`, `smaps.py`).
+Prompts are held open over the same cached tokens, several in one process and one in each of several processes
+(`held.py`), which then say how the system counts their memory.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_pc.bench.names import BACKEND_NAMES
-from edge_pc.bench.paper_models import PAPER_MODELS
-from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
-from edge_pc.bench.setup import BenchOptions, chosen_backends, open_engine, states_folder
-from edge_pc.bench.smaps import Memory, available_bytes, memory_of
-from edge_pc.bench.subject import EngineSubject
+from edge_pc.backends.base import states_bytes
+from edge_pc.bench.baseline import TITLES
+from edge_pc.bench.rows import MemoryRow
+from edge_pc.bench.smaps import available_bytes
+from edge_pc.bench.tables import Table
 from edge_pc.bench.texts import Shape, Texts
+from edge_pc.bench.ways import EngineWays
+from edge_pc.bench.work import Work, model_path
 from edge_pc.errors import EdgePCError
 from edge_pc.system.sizes import format_size
 
-SECTION = "memory"
+ONE, SEVERAL = "one process", "processes"
+SIZES = ("rss", "pss", "private_dirty", "private_clean", "shared")
 
 # Memory that must stay free for the rest of the machine.
 _SPARE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySettings:
+class Settings:
     """What `bench memory` measures.
 
     Attributes:
@@ -46,187 +47,161 @@ class MemorySettings:
     prompts: tuple[int, ...] = (1, 4, 16)
 
     @classmethod
-    def quick(cls) -> MemorySettings:
+    def quick(cls) -> Settings:
         """A size that takes a few seconds."""
         return cls(tokens=512, prompts=(1, 2))
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def measure(work: Work[MemoryRow], settings: Settings) -> None:
+    """Hold prompts on each backend, first in one process, then in several."""
+    for backend in work.backends:
+        alone = {f"{backend}/{ONE}/{count}": count for count in (0, *settings.prompts)}
+        together = {f"{backend}/{SEVERAL}/{count}": count for count in settings.prompts[1:]}
+        todo = [key for key in (*alone, *together) if work.section.row(key) is None]
+        if not todo:
+            continue
+        work.progress(0, len(todo), f"{backend}: encoding")
+        request, states = _store_states(work, backend, settings)
+        with ExitStack() as held:
+            one = held.enter_context(_holder(request)) if alone.keys() & set(todo) else None
+            for index, key in enumerate(todo):
+                work.progress(index, len(todo), key)
+                if one and key in alone:
+                    row = replace(states, key=key, kind=ONE, prompts=alone[key])
+                    work.section.add(counted(row, [one(row.prompts)]))
+                else:
+                    held.close()  # or the pages of these processes would be shared with that one
+                    row = replace(states, key=key, kind=SEVERAL, prompts=together[key])
+                    work.section.add(counted(row, in_processes(work, request, row)))
+        work.progress(len(todo), len(todo), f"{backend}: done")
 
 
-def run_memory(
-    report: Report,
-    options: BenchOptions,
-    settings: MemorySettings,
-    progress: Progress = no_progress,
-    *,
-    command: Sequence[str] = (),
-    restart: bool = False,
-) -> Section:
-    """Fill the section `memory` and return it."""
-    backends = chosen_backends(options)
-    asked = settings.as_dict() | {"backends": backends}
-    section = report.section(SECTION, asked, command=command, restart=restart)
-    for model in PAPER_MODELS:
-        row = {"kind": "calculated", "model": model.name, "figure_mb": model.figure, "calculated_mb": model.paper_mb}
-        row |= {"bytes_per_token": model.paper_bytes, "stored_bytes_per_token": model.stored_bytes}
-        section.add(f"calculated/{model.name}", row)
-    with states_folder(options) as folder:
-        for backend in backends:
-            _run_backend(section, backend, options, settings, folder, progress)
-    section.summarize(summarize(section.rows))
-    return section
-
-
-def _run_backend(
-    section: Section, backend: str, options: BenchOptions, settings: MemorySettings, folder: Path, progress: Progress
-) -> None:
-    steps = 1 + len(settings.prompts)
-    progress(0, steps, f"{backend}: encoding")
-    tokens = _store_states(section, backend, options, settings, folder)
+def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tuple[dict[str, Any], MemoryRow]:
+    """Encode the module that all prompts share; what a holder is asked for, and a row with what is on disk."""
+    with work.engine(backend) as engine:
+        tokens = min(settings.tokens, engine.spec.max_positions - settings.new_tokens - 2)
+        ways, layout = EngineWays(engine), engine.backend.kv_layout
+        case = Texts(engine.tokenizer).case(Shape(tokens, settings.new_tokens))
+        stats = [path.stat() for path in ways.prepare(case).files]
+        prompt, _ = ways.states(case)
+        states = MemoryRow(
+            key="",
+            backend=backend,
+            kind="",
+            prompts=0,
+            tokens=tokens,
+            dtype=layout.dtype,
+            states_bytes=sum(states_bytes(layout, encoding.kept_position_ids) for encoding in prompt.encodings),
+            file_bytes=sum(stat.st_size for stat in stats),
+            disk_bytes=sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
+        )
     request = {
-        "model": options.model,
-        "gguf": str(options.gguf) if options.gguf else None,
-        "threads": options.threads,
-        "folder": str(folder),
+        "model": str(model_path(work.options, backend)),
         "backend": backend,
+        "threads": work.options.threads,
+        "folder": str(work.folder / backend),
         "tokens": tokens,
         "new": settings.new_tokens,
     }
-    progress(1, steps, f"{backend}: prompts in one process")
-    if not section.row_done(_key(backend, "one process", settings.prompts[-1])):
-        for prompts, memory in _in_one_process({**request, "steps": list(settings.prompts)}):
-            section.add(_key(backend, "one process", prompts), _row(backend, "one process", prompts, [memory]))
-    for index, count in enumerate(settings.prompts[1:], start=2):
-        progress(index, steps, f"{backend}: {count} processes")
-        if not section.row_done(_key(backend, "processes", count)):
-            _measure_processes(section, backend, {**request, "steps": [1]}, count)
-    progress(steps, steps, f"{backend}: done")
-
-
-def _store_states(section: Section, backend: str, options: BenchOptions, settings: MemorySettings, folder: Path) -> int:
-    """Encode the module that all prompts share, and say what it takes on disk; gives its tokens."""
-    with open_engine(options, backend, folder) as engine:
-        tokens = min(settings.tokens, engine.spec.max_positions - settings.new_tokens - 2)
-        subject, layout = EngineSubject(engine), engine.backend.kv_layout
-        case = Texts(engine.tokenizer).case(Shape(tokens, settings.new_tokens))
-        stats = [path.stat() for path in subject.prepare(case).files]
-        _, prompt = subject.lay_out(case)
-        nbytes = sum(layout.nbytes(encoding.kept_position_ids) for encoding in prompt.encodings)
-    row = {
-        "kind": "states",
-        "backend": backend,
-        "tokens": tokens,
-        "dtype": layout.dtype,
-        "bytes_per_token": nbytes / tokens,
-        "states_bytes": nbytes,
-        "file_bytes": sum(stat.st_size for stat in stats),
-        "disk_bytes": sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
-    }
-    section.add(f"{backend}/states", row)
-    return tokens
+    return request, states
 
 
 @contextmanager
-def _holder(request: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds prompts; it ends with the block."""
+def _holder(request: dict[str, Any]) -> Iterator[Any]:
+    """A process that holds prompts; gives a function: number of prompts → its memory. It ends with the block."""
     command = [sys.executable, "-m", "edge_pc.bench.held", json.dumps(request)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+
+        def hold(prompts: int) -> dict[str, int] | None:
+            answer = ""
+            if child.stdin and child.stdout:
+                child.stdin.write(f"{prompts}\n")
+                child.stdin.flush()
+                answer = child.stdout.readline()
+            if not answer:
+                raise EdgePCError("the process that holds prompts ended early; its own message is above")
+            memory: dict[str, int] | None = json.loads(answer)
+            return memory
+
+        try:
+            yield hold
+        finally:
+            child.kill()
 
 
-def _step(child: subprocess.Popen[str], *, go_on: bool) -> int:
-    """Let a holder reach its next step; gives the number of prompts that it holds."""
-    if child.stdin is None or child.stdout is None:
-        raise EdgePCError("the process that holds prompts has no pipes")
-    if go_on:
-        child.stdin.write("\n")
-        child.stdin.flush()
-    line = child.stdout.readline()
-    if not line:
-        raise EdgePCError("the process that holds prompts ended early; its own message is above")
-    return int(json.loads(line)["prompts"])
-
-
-def _in_one_process(request: dict[str, Any]) -> Iterator[tuple[int, Memory]]:
-    with _holder(request) as child:
-        for index in range(1 + len(request["steps"])):
-            prompts = _step(child, go_on=index > 0)
-            memory = memory_of(child.pid)
-            if memory is not None:
-                yield prompts, memory
-
-
-def _measure_processes(section: Section, backend: str, request: dict[str, Any], count: int) -> None:
-    """A row of `count` processes with a prompt each, unless they would not fit into memory."""
-    one = section.row(_key(backend, "one process", 1))
+def in_processes(work: Work[MemoryRow], request: dict[str, Any], row: MemoryRow) -> list[dict[str, int] | None]:
+    """The memory of as many processes with a prompt each, while all are there; none if they would not fit."""
+    single = work.section.row(f"{row.backend}/{ONE}/1")
     available = available_bytes()
-    if one and available is not None and one["private_dirty_bytes"] * count > available - _SPARE_BYTES:
-        section.add(
-            _key(backend, "processes", count),
-            {"kind": "processes", "backend": backend, "prompts": count, "skipped": "not enough free memory"},
-        )
-        return
+    if single and available is not None and single.private_dirty * row.prompts > available - _SPARE_BYTES:
+        return []
     with ExitStack() as held:
-        children = []
-        for _ in range(count):
-            child = held.enter_context(_holder(request))
-            _step(child, go_on=False)
-            _step(child, go_on=True)
-            children.append(child)
-        found = [memory for child in children if (memory := memory_of(child.pid)) is not None]
-    if found:
-        section.add(_key(backend, "processes", count), _row(backend, "processes", count, found))
+        holders = [held.enter_context(_holder(request)) for _ in range(row.prompts)]
+        for hold in holders:
+            hold(1)
+        return [hold(1) for hold in holders]
 
 
-def _row(backend: str, kind: str, prompts: int, memories: Sequence[Memory]) -> Row:
-    """Sums over all processes."""
-    sums = {f"{field.name}_bytes": sum(getattr(m, field.name) for m in memories) for field in fields(Memory)}
-    return {"kind": kind, "backend": backend, "prompts": prompts, **sums}
+def counted(row: MemoryRow, held: Sequence[dict[str, int] | None]) -> MemoryRow:
+    """The row with the sums over all processes."""
+    found = [memory for memory in held if memory is not None]
+    if not found:
+        why = "this system does not count memory like this" if held else "not enough free memory"
+        return replace(row, skipped=why)
+    sums: dict[str, Any] = {size: sum(memory[size] for memory in found) for size in SIZES}
+    return replace(row, **sums)
 
 
-def _key(backend: str, kind: str, prompts: int) -> str:
-    return f"{backend}/{kind}/{prompts}"
+def _added_private(rows: Sequence[MemoryRow]) -> list[tuple[MemoryRow, int]]:
+    """The rows of prompts in one process, and the private memory that these add to the opened model."""
+    base = {row.backend: row.private_dirty for row in rows if row.kind == ONE and not row.prompts and not row.skipped}
+    held = [row for row in rows if row.kind == ONE and row.prompts and not row.skipped and row.backend in base]
+    return [(row, max(0, row.private_dirty - base[row.backend])) for row in held]
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """What prompts add beyond the opened model, and whether the paper's figures come out."""
-    calculated = [row for row in rows if row["kind"] == "calculated"]
-    summary: dict[str, Any] = {
-        "paper_figures_come_out": all(row["figure_mb"] == row["calculated_mb"] for row in calculated)
+def tables(rows: Sequence[MemoryRow]) -> list[Table]:
+    """Memory of prompts that are open at once, what of it they add, and bytes per token."""
+    return [_prompts(rows), _added(rows), _states(rows)]
+
+
+def _prompts(rows: Sequence[MemoryRow]) -> Table:
+    def size_of(field: str) -> Callable[[MemoryRow], str]:
+        return lambda row: "" if row.skipped else format_size(getattr(row, field))
+
+    columns: dict[str, Callable[[MemoryRow], str]] = {
+        "backend": lambda row: TITLES[row.backend],
+        "prompts in": lambda row: row.kind,
+        "> prompts": lambda row: str(row.prompts),
+        "> RSS": lambda row: row.skipped or size_of("rss")(row),
+        "> PSS": size_of("pss"),
+        "> private dirty": size_of("private_dirty"),
+        "> private clean": size_of("private_clean"),
+        "> shared": size_of("shared"),
     }
-    for states in (row for row in rows if row["kind"] == "states"):
-        backend = states["backend"]
-        found = {row["prompts"]: row for row in rows if row.get("backend") == backend and row["kind"] == "one process"}
-        if 0 not in found:
-            continue
-        base = found.pop(0)
-        summary[backend] = {
-            str(prompts): {
-                "added_private_bytes": row["private_dirty_bytes"] - base["private_dirty_bytes"],
-                "added_pss_bytes": row["pss_bytes"] - base["pss_bytes"],
-                "copies_would_take_bytes": prompts * states["states_bytes"],
-            }
-            for prompts, row in found.items()
-        }
-    return summary
+    note = (
+        "Sums over all processes, the model included; 0 prompts: the engine is open and warm. PSS counts each page "
+        "once, shared out among those that map it. Only private dirty pages cannot be dropped."
+    )
+    return Table.of("Prompts open at once over the same cached tokens", rows, columns, note)
 
 
-def findings(summary: dict[str, Any]) -> list[str]:
-    """The summary in sentences, for people."""
-    come_out = "come out" if summary["paper_figures_come_out"] else "do not come out"
-    lines = [f"the paper's Table 2: its bytes per token {come_out} of layers, heads and head size"]
-    for backend, found in summary.items():
-        if not isinstance(found, dict):
-            continue
-        for prompts, added in found.items():
-            private, pss, copies = (format_size(max(0, size)) for size in added.values())
-            lines.append(
-                f"{BACKEND_NAMES[backend]}: {prompts} prompt(s) at once add {private} private memory "
-                f"({pss} with their part of shared pages); copies would take {copies}"
-            )
-    return lines
+def _added(rows: Sequence[MemoryRow]) -> Table:
+    columns = {
+        "backend": lambda line: TITLES[line[0].backend],
+        "> prompts": lambda line: str(line[0].prompts),
+        "> private memory that they add": lambda line: format_size(line[1]),
+        "> copies would take": lambda line: format_size(line[0].prompts * line[0].states_bytes),
+    }
+    return Table.of("What prompts in one process add to the opened model", _added_private(rows), columns)
+
+
+def _states(rows: Sequence[MemoryRow]) -> Table:
+    columns = {
+        "backend": lambda row: TITLES[row.backend],
+        "dtype": lambda row: row.dtype,
+        "> tokens": lambda row: str(row.tokens),
+        "> bytes per token": lambda row: f"{row.states_bytes / row.tokens:,.0f}",
+        "> file": lambda row: format_size(row.file_bytes),
+        "> on disk": lambda row: format_size(row.disk_bytes),
+    }
+    return Table.of("Stored states", {row.backend: row for row in rows}.values(), columns)

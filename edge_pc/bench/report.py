@@ -1,112 +1,79 @@
-"""The JSON report that all benches write and all tables and pictures are made from; docs/bench.md describes it.
+"""The JSON report that all benches write into; docs/bench.md describes it.
 
-A report is one file with a section for each bench. A row is written as soon as it is measured, under a key that says
-what was measured, so that a bench which was interrupted finds its rows and goes on. The file is replaced as a whole:
-whatever moment a person presses Ctrl-C, it is a valid report.
+A section holds what one bench measured, as rows of its own type, and the tables and pictures that follow from them.
+Whoever shows a report needs only these, so that it can hold sections of benches that this package does not know.
+
+A row is written as soon as it is measured, under a key that says what was measured: a bench that was interrupted finds
+its rows and goes on. The file is replaced as a whole, and is valid whenever a person presses Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-
+from edge_pc.bench.charts import Picture
+from edge_pc.bench.plain import from_plain, to_plain
+from edge_pc.bench.rows import Row
+from edge_pc.bench.tables import Table
 from edge_pc.errors import OptionError
 from edge_pc.system.files import replacing_file
 
-FORMAT = 1
+FORMAT = 2
 
-Row = dict[str, Any]
-
-# progress(done, total, text): how far a bench is, in pieces of work, and which piece comes next. All benches take one.
-Progress = Callable[[int, int, str], None]
+R = TypeVar("R", bound=Row)
 
 # Facts of the machine that make two runs comparable; measured ones vary from run to run.
 _IDENTITY = ("vendor", "cpu", "family", "allowed_cores", "versions")
 
 
-def no_progress(done: int, total: int, text: str) -> None:
-    """A `Progress` that shows nothing."""
-
-
-class Section:
-    """One bench's part of a report.
+class Section(Generic[R]):
+    """One bench's part of a report, to be filled.
 
     Attributes:
-        name: the bench's.
+        rows: in the order they were measured.
     """
 
-    def __init__(self, report: Report, name: str, data: dict[str, Any]) -> None:
-        self.name = name
+    def __init__(self, report: Report, name: str, kind: type[R]) -> None:
         self._report = report
-        self._data = data
-        self._keys = {row["key"] for row in data["rows"]}
+        self._data = report.data["sections"][name]
+        self.rows = report.rows(name, kind)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the bench was asked for."""
-        settings: dict[str, Any] = self._data["settings"]
-        return settings
+    def row(self, key: str) -> R | None:
+        """The row of this key; None: it is not measured yet."""
+        return next((row for row in self.rows if row.key == key), None)
 
-    @property
-    def command(self) -> str:
-        """The command line that began it."""
-        return str(self._data["command"])
-
-    @property
-    def rows(self) -> list[Row]:
-        """In the order they were measured; each has its `key`."""
-        rows: list[Row] = self._data["rows"]
-        return rows
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What follows from the rows; empty until the bench is through."""
-        summary: dict[str, Any] = self._data["summary"]
-        return summary
-
-    def row_done(self, key: str) -> bool:
-        """Whether a row of this key was measured already."""
-        return key in self._keys
-
-    def row(self, key: str) -> Row | None:
-        """The row of this key."""
-        return next((row for row in self.rows if row["key"] == key), None)
-
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
+    def add(self, row: R) -> None:
         """Append a row and save the report; a row of the same key is replaced.
 
         Raises:
             ValueError: a number is infinite or not a number: JSON has none of these.
         """
-        new = _plain_json({"key": key, **row})
-        if key in self._keys:
-            self._data["rows"] = [old for old in self.rows if old["key"] != key]
-        self.rows.append(new)
-        self._keys.add(key)
+        plain = to_plain(row)
+        self._data["rows"] = [old for old in self._data["rows"] if old["key"] != row.key] + [plain]
+        self.rows = [old for old in self.rows if old.key != row.key] + [row]
         self._report.save()
 
-    def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Set the summary and save the report."""
-        self._data["summary"] = _plain_json(summary)
+    def show(self, tables: Iterable[Table], pictures: Iterable[Picture] = ()) -> None:
+        """Set what follows from the rows, and save the report."""
+        self._data |= {"tables": [*map(to_plain, tables)], "pictures": [*map(to_plain, pictures)]}
         self._report.save()
 
 
 class Report:
     """A report and its file.
 
-    Args:
+    Attributes:
         path: where it lies, or will.
         data: its content, as docs/bench.md describes it.
     """
 
     def __init__(self, path: Path, data: dict[str, Any]) -> None:
         self.path = path
-        self._data = data
+        self.data = data
 
     @classmethod
     def create(
@@ -116,21 +83,15 @@ class Report:
 
         Args:
             command: the words of the command line; folders are cut off their paths.
-            machine: what `edge_pc.bench.machine.machine_facts` gives.
+            machine: what `edge_pc.bench.facts.machine_facts` gives.
             settings: what all sections share: the model, its sizes, threads.
 
         Raises:
             OptionError: it cannot be written.
         """
-        data = {
-            "format": FORMAT,
-            "created": now(),
-            "command": command_text(command),
-            "machine": _plain_json(machine),
-            "settings": _plain_json(settings),
-            "sections": {},
-        }
-        report = cls(path, data)
+        head = {"format": FORMAT, "created": _now(), "command": command_text(command)}
+        body = {"machine": to_plain(dict(machine)), "settings": to_plain(dict(settings)), "sections": {}}
+        report = cls(path, head | body)
         report.save()
         return report
 
@@ -155,77 +116,102 @@ class Report:
             )
         return cls(path, data)
 
-    @classmethod
-    def resume(cls, path: Path, *, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> Report:
-        """The report at `path`, to go on with.
+    def check_same(self, *, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """See that rows measured now can stand beside those that are there.
 
         Args:
-            machine: of the machine that goes on, what `edge_pc.system.machine` says and `versions`.
+            machine: what `edge_pc.system.machine` says of the machine that goes on, and `versions`.
             settings: as of `create`.
 
         Raises:
-            OptionError: what lies there is no report, or of another machine or other settings.
+            OptionError: the report is of another machine or of other settings.
         """
-        report = cls.load(path)
-        known, here = _identity(report.machine), _identity(machine)
+        known, here = _identity(self.machine), _identity(to_plain(dict(machine)))
         differing = [name for name in here if known[name] != here[name]]
-        wanted = _plain_json(settings)
-        differing += [name for name in wanted if report.settings.get(name) != wanted[name]]
+        wanted = to_plain(dict(settings))
+        differing += [name for name in wanted if self.settings.get(name) != wanted[name]]
         if differing:
             raise OptionError(
-                f"{path} was measured with another {', '.join(differing)}: rows would not be comparable",
-                hint="give another file with -o, or --restart to measure anew",
+                f"{self.path} was measured with another {', '.join(differing)}: rows would not be comparable",
+                hint="give another file with -o, or delete this one",
             )
-        return report
 
     @property
     def machine(self) -> dict[str, Any]:
-        machine: dict[str, Any] = self._data["machine"]
+        machine: dict[str, Any] = self.data["machine"]
         return machine
 
     @property
     def settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = self._data["settings"]
+        settings: dict[str, Any] = self.data["settings"]
         return settings
 
     @property
-    def created(self) -> str:
-        return str(self._data["created"])
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Name → section (see docs/bench.md), in the order they were begun."""
+        sections: dict[str, dict[str, Any]] = self.data["sections"]
+        return sections
 
-    @property
-    def command(self) -> str:
-        return str(self._data["command"])
+    def rows(self, name: str, kind: type[R]) -> list[R]:
+        """The rows of a section; none when there is no such section.
 
-    @property
-    def sections(self) -> dict[str, Section]:
-        """By name, in the order they were begun."""
-        return {name: Section(self, name, data) for name, data in self._data["sections"].items()}
+        Raises:
+            OptionError: the section holds rows of another kind.
+        """
+        return self._read(name, "rows", kind)
+
+    def tables(self, name: str) -> list[Table]:
+        """The tables of a section.
+
+        Raises:
+            OptionError: one is malformed.
+        """
+        return self._read(name, "tables", Table)
+
+    def pictures(self, name: str) -> list[Picture]:
+        """The pictures of a section.
+
+        Raises:
+            OptionError: one is malformed.
+        """
+        return self._read(name, "pictures", Picture)
+
+    def _read(self, name: str, field: str, kind: type[Any]) -> list[Any]:
+        try:
+            return [from_plain(kind, value) for value in self.sections.get(name, {}).get(field, [])]
+        except (TypeError, AttributeError) as exc:
+            raise OptionError(f"{self.path}: the {field} of section {name} cannot be read: {exc}") from exc
 
     def section(
-        self, name: str, settings: Mapping[str, Any], *, command: Sequence[str] = (), restart: bool = False
-    ) -> Section:
+        self,
+        name: str,
+        kind: type[R],
+        title: str,
+        settings: Mapping[str, Any],
+        *,
+        about: str = "",
+        command: Sequence[str] = (),
+        restart: bool = False,
+    ) -> Section[R]:
         """A section to fill: the rows that are there already are kept.
 
         Args:
-            settings: what the bench is asked for (numbers, text, lists of these).
+            kind: of its rows.
+            title: its heading on a page.
+            settings: what the bench is asked for.
+            about: what a reader has to know, in a few sentences.
             command: the words of the command line that fills it.
             restart: throw the section's rows away.
 
         Raises:
-            OptionError: the section was begun with other settings.
+            OptionError: the section was begun with other settings, or holds other rows.
         """
-        sections = self._data["sections"]
-        wanted = _plain_json(settings)
-        if name not in sections or restart:
-            sections[name] = {
-                "created": now(),
-                "command": command_text(command),
-                "settings": wanted,
-                "rows": [],
-                "summary": {},
-            }
+        wanted = to_plain(dict(settings))
+        if name not in self.sections or restart:
+            head = {"created": _now(), "command": command_text(command), "title": title, "about": about}
+            self.sections[name] = head | {"settings": wanted, "rows": [], "tables": [], "pictures": []}
             self.save()
-        found = sections[name]["settings"]
+        found = self.sections[name]["settings"]
         differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         if differing:
             changes = "; ".join(f"{key} was {found.get(key)!r}, now {wanted.get(key)!r}" for key in differing)
@@ -233,7 +219,7 @@ class Report:
                 f"section {name} of {self.path} was begun with other settings: {changes}",
                 hint="give another file with -o, or --restart to measure the section anew",
             )
-        return Section(self, name, sections[name])
+        return Section(self, name, kind)
 
     def save(self) -> None:
         """Replace the file by what is known now.
@@ -241,7 +227,7 @@ class Report:
         Raises:
             OptionError: it cannot be written.
         """
-        text = _dump(self._data, indent=1)
+        text = json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing_file(self.path) as file:
@@ -255,8 +241,7 @@ def _identity(machine: Mapping[str, Any]) -> dict[str, Any]:
     return {name: machine.get(name) for name in _IDENTITY} | {"system": machine.get("system", "").partition(" ")[0]}
 
 
-def now() -> str:
-    """This moment, UTC, to the second, as ISO 8601 writes it."""
+def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -268,20 +253,3 @@ def command_text(words: Sequence[str]) -> str:
         return option + sign + (Path(value).name if Path(value).is_absolute() else value)
 
     return " ".join(map(shortened, words))
-
-
-def _dump(value: object, indent: int | None = None) -> str:
-    """JSON; numpy's numbers and arrays become plain ones."""
-    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=_plain)
-
-
-def _plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What comes back when `value` is written and read again."""
-    read: dict[str, Any] = json.loads(_dump(dict(value)))
-    return read
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written into a report")

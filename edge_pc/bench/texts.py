@@ -17,6 +17,9 @@ from edge_pc.models.tokenizer import Tokenizer
 _WORDS = 400
 _TRIES = 20
 
+# The seed of a prompt's own text; modules have their number.
+OWN_TEXT = -1
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
@@ -68,7 +71,7 @@ class Texts:
             ModelError: this tokenizer cuts text in a way that does not allow it.
         """
         for attempt in range(_TRIES):
-            # A letter first: no white space that PML would take away, and one token in every byte-level vocabulary.
+            # A letter first: PML would take white space away, and it is one token in every byte-level vocabulary.
             rng = random.Random(f"{seed}-{attempt}")
             words = rng.choices(self._words, k=tokens - 1)
             text = "a" + "".join(words)
@@ -79,11 +82,9 @@ class Texts:
                 return text
         raise ModelError(f"no text of exactly {tokens} tokens can be made for this tokenizer")
 
-    def token_ids(self, shape: Shape) -> IntArray:
-        """The tokens of a shape's prompt with one module, int32 `[tokens]`."""
-        parts = [self.text(shape.cached, 0)] if shape.cached else []
-        parts += [self._own_text(shape)] if shape.new else []
-        return np.array([token for part in parts for token in self._tokenizer.encode(part)], dtype=np.int32)
+    def token_ids(self, tokens: int, seed: int) -> IntArray:
+        """The tokens of `text`, int32 `[tokens]`."""
+        return np.array(self._tokenizer.encode(self.text(tokens, seed)), dtype=np.int32)
 
     def case(self, shape: Shape) -> Case:
         """A schema with the shape's modules, and a prompt that imports them all and adds its own text.
@@ -96,11 +97,8 @@ class Texts:
         texts = [self.text(size, seed) for seed, size in enumerate(sizes) if size] or [self.text(2, 0)]
         modules = "".join(f'<module name="m{index}">{text}</module>' for index, text in enumerate(texts))
         imports = "".join(f"<m{index}/>" for index in range(len(texts))) if shape.cached else ""
-        own = self._own_text(shape) if shape.new else ""
+        own = self.text(shape.new, OWN_TEXT) if shape.new else ""
         return Case(f'<schema name="{name}">{modules}</schema>', f'<prompt schema="{name}">{imports}{own}</prompt>')
-
-    def _own_text(self, shape: Shape) -> str:
-        return self.text(shape.new, -1)
 
 
 def _one_token_words(tokenizer: Tokenizer) -> list[str]:

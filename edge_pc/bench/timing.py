@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
-from typing import Any
-
-import numpy as np
+import time
+from collections.abc import Callable, Mapping
 
 # What one run took: stage → milliseconds.
 Sample = dict[str, float]
@@ -41,27 +38,14 @@ def interleave(ways: Mapping[str, Way], rounds: Mapping[str, int]) -> dict[str, 
     return samples
 
 
-def describe_samples(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What a report keeps of samples: all of them, and for each stage the median and the quartiles.
-
-    Returns:
-        `samples_ms` (stage → list), `median_ms` (stage → number), `quartiles_ms` (stage → [lower, upper]).
-    """
-    stages = list(samples[0])
-    values = {stage: [round(sample[stage], 4) for sample in samples] for stage in stages}
-    return {
-        "samples_ms": values,
-        "median_ms": {stage: median(numbers) for stage, numbers in values.items()},
-        "quartiles_ms": {stage: quartiles(numbers) for stage, numbers in values.items()},
-    }
-
-
-def quartiles(values: Sequence[float]) -> list[float]:
-    """The lower and the upper quartile."""
-    return [round(float(value), 4) for value in np.percentile(values, [25, 75])]
-
-
 def affordable_rounds(wanted: int, estimated_ms: float, budget_s: float, at_least: int) -> int:
     """How many rounds of something that takes `estimated_ms` fit into `budget_s`: at most `wanted`."""
     fitting = int(budget_s * 1e3 / max(estimated_ms, 1e-3))
     return max(min(at_least, wanted), min(wanted, fitting))
+
+
+def timed(stage: str, work: Callable[[], object]) -> Sample:
+    """Run `work`, and say how long it took."""
+    started = time.perf_counter()
+    work()
+    return {stage: (time.perf_counter() - started) * 1e3}

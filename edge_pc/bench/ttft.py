@@ -1,23 +1,27 @@
 """`bench ttft`: time to the first token with reuse and without, over everything that it depends on.
 
 Axes are varied one at a time around a base point: cached length, new tokens, the share that is cached, the number of
-modules. Each point's ways are timed in turn (`timing.py`); what each way is, `subject.py` says.
+modules. What the ways are that each point is timed in, `ways.py` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from edge_pc.bench import pagecache
-from edge_pc.bench.report import Progress, Section, no_progress
-from edge_pc.bench.subject import LATER_TOKENS, Prepared, Subject
+from edge_pc.bench import baseline, pagecache, ttft_pictures, ttft_tables
+from edge_pc.bench.report import Section
+from edge_pc.bench.rows import BaselineRow, TtftRow, samples_of
 from edge_pc.bench.texts import Case, Shape, Texts
-from edge_pc.bench.timing import affordable_rounds, describe_samples, interleave
+from edge_pc.bench.timing import affordable_rounds, interleave
+from edge_pc.bench.ways import LATER_TOKENS, EngineWays, Prepared
+from edge_pc.bench.work import Progress, Work, model_path, no_progress
+from edge_pc.system.cpu import allowed_cpus
 
-# Full prefill's time per token grows with length; the estimate that plans repeats allows for it.
+tables, pictures = ttft_tables.tables, ttft_pictures.pictures
+
+# The time per token of a full prefill grows with length; the estimate that plans repeats allows for it.
 _GROWTH_ALLOWANCE = 1.3
 
 # Of a point's rows the last to be written: when it is there, the point is whole.
@@ -25,7 +29,7 @@ LAST = "full"
 
 
 @dataclass(frozen=True, slots=True)
-class TtftSettings:
+class Settings:
     """What `bench ttft` measures.
 
     Attributes:
@@ -58,28 +62,14 @@ class TtftSettings:
     search_threads: bool = True
 
     @classmethod
-    def quick(cls) -> TtftSettings:
+    def quick(cls) -> Settings:
         """A size that takes about a minute for both backends; enough to see that all works, not to quote."""
-        return cls(
-            lengths=(16, 128, 512),
-            new_tokens=(1, 32),
-            shares=(0, 50, 100),
-            modules=(1, 4),
-            base_cached=256,
-            repeats=3,
-            cold_repeats=1,
-            budget_s=0.5,
-            least_repeats=1,
-            search_tokens=256,
-            search_repeats=1,
-            search_threads=False,
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        few = cls(lengths=(16, 128, 512), new_tokens=(1, 32), shares=(0, 50, 100), modules=(1, 4), base_cached=256)
+        once = {"cold_repeats": 1, "least_repeats": 1, "search_repeats": 1, "search_threads": False}
+        return cls(**{**asdict(few), **once, "repeats": 3, "budget_s": 0.5, "search_tokens": 256})
 
 
-def axes(settings: TtftSettings, max_positions: int) -> dict[str, list[Shape]]:
+def axes(settings: Settings, max_positions: int) -> dict[str, list[Shape]]:
     """Axis → the shapes on it, in rising order; the model's positions bound them."""
     room = max_positions - LATER_TOKENS - 1
 
@@ -96,158 +86,131 @@ def axes(settings: TtftSettings, max_positions: int) -> dict[str, list[Shape]]:
     return {axis: list(dict.fromkeys(shapes)) for axis, shapes in found.items()}
 
 
-def measure(
-    section: Section,
-    backend: str,
-    subject: Subject,
-    texts: Texts,
-    settings: TtftSettings,
-    *,
-    max_positions: int,
-    full_ms_per_token: float,
-    progress: Progress = no_progress,
-) -> None:
-    """Fill the section's rows of one backend; rows that are there are not measured again.
+def measure(work: Work[TtftRow], settings: Settings) -> None:
+    """Search each backend's baseline, which fills a section of its own, and time every point."""
+    tried = {"search_tokens": settings.search_tokens, "search_repeats": settings.search_repeats}
+    baselines = work.report.section("baseline", BaselineRow, "The baseline", tried, command=work.command)
+    for backend in work.backends:
+        work.progress(0, 0, f"{backend}: searching for full prefill's best settings")
+        path = model_path(work.options, backend)
+        fixed = work.options.threads or (None if settings.search_threads else allowed_cpus())
+        threads = baseline.thread_counts(fixed, allowed_cpus())
+        best = baseline.search(baselines, backend, path, threads, settings.search_tokens, settings.search_repeats)
+        baselines.show(baseline.tables(baselines.rows))
+        with work.engine(backend, best.settings["threads"]) as engine:
+            positions = engine.spec.max_positions
+            with baseline.full_prefill(backend, path, best, positions) as full:
+                points = Points(
+                    work.section, backend, EngineWays(engine, full), Texts(engine.tokenizer), settings,
+                    max_positions=positions, full_ms_per_token=best.ms_per_token,
+                )  # fmt: skip
+                points.measure(work.progress)
+
+
+class Points:
+    """All points of one backend.
 
     Args:
+        ways: of the engine.
+        texts: makes each point's prompt.
+        max_positions: of the model.
         full_ms_per_token: of full prefill, to plan its repeats.
     """
-    by_axis = axes(settings, max_positions)
-    # Shapes of the same modules follow one another: what is stored serves them all.
-    shapes = sorted({s for found in by_axis.values() for s in found}, key=lambda s: (s.cached, s.modules, s.new))
-    stored = None
-    for index, shape in enumerate(shapes):
-        progress(index, len(shapes), f"{backend}: {shape.cached} cached + {shape.new} new, {shape.modules} module(s)")
-        wanted_cold = shape in by_axis["length"] and shape.cached > 0 and pagecache.can_drop()
-        warm_done = section.row_done(_key(backend, shape, "warm", LAST))
-        cold_done = section.row_done(_key(backend, shape, "cold", "cached")) or not wanted_cold
-        if warm_done and cold_done:
-            continue
-        case = texts.case(shape)
-        if (shape.cached, shape.modules) != stored:
-            subject.remove_states()
-            stored = (shape.cached, shape.modules)
-        point = _Point(section, backend, subject, case, shape, [a for a, on in by_axis.items() if shape in on])
-        if not warm_done:
-            point.measure_warm(settings, full_ms_per_token)
-        if not cold_done:
-            point.measure_cold(settings.cold_repeats)
-    progress(len(shapes), len(shapes), f"{backend}: done")
 
+    def __init__(
+        self,
+        section: Section[TtftRow],
+        backend: str,
+        ways: EngineWays,
+        texts: Texts,
+        settings: Settings,
+        *,
+        max_positions: int,
+        full_ms_per_token: float,
+    ) -> None:
+        self._section = section
+        self._backend = backend
+        self._ways = ways
+        self._texts = texts
+        self._settings = settings
+        self._axes = axes(settings, max_positions)
+        self._full_ms = full_ms_per_token * _GROWTH_ALLOWANCE
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """One shape of prompt, under measurement."""
+    def measure(self, progress: Progress = no_progress) -> None:
+        """Fill the rows; those that are there are not measured again."""
+        # Shapes of the same modules follow one another: what is stored serves them all.
+        shapes = sorted({s for on in self._axes.values() for s in on}, key=lambda s: (s.cached, s.modules, s.new))
+        stored = None
+        for index, shape in enumerate(shapes):
+            text = f"{self._backend}: {shape.cached} cached + {shape.new} new, {shape.modules} module(s)"
+            progress(index, len(shapes), text)
+            todo = list(self._todo(shape))
+            if not todo:
+                continue
+            if (shape.cached, shape.modules) != stored:
+                self._ways.remove_states()
+                stored = (shape.cached, shape.modules)
+            case = self._texts.case(shape)
+            for measure in todo:
+                measure(shape, case, self._ways.prepare(case))
+        progress(len(shapes), len(shapes), f"{self._backend}: done")
 
-    section: Section
-    backend: str
-    subject: Subject
-    case: Case
-    shape: Shape
-    axes: list[str]
+    def _todo(self, shape: Shape) -> Iterator[Any]:
+        """What of this point is still to be measured."""
+        if self._section.row(self._key(shape, "warm", LAST)) is None:
+            yield self._measure_warm
+        wanted_cold = shape in self._axes["length"] and shape.cached > 0 and pagecache.can_drop()
+        if wanted_cold and self._section.row(self._key(shape, "cold", "cached")) is None:
+            yield self._measure_cold
 
-    def measure_warm(self, settings: TtftSettings, full_ms_per_token: float) -> None:
+    def _measure_warm(self, shape: Shape, case: Case, prepared: Prepared) -> None:
         """A row for each way, and one for the encoding if it had to be made."""
-        prepared = self.subject.prepare(self.case)
-        self._add_encoding(prepared)
+        if prepared.encode_ms is not None:
+            self._add(shape, prepared, "encode", [{"encode": prepared.encode_ms}])
+        ways = self._ways.ways(case)
+        if shape not in self._axes["length"]:
+            ways.pop("again", None)
+        rounds = dict.fromkeys(ways, self._rounds(shape.new)) | {LAST: self._rounds(shape.tokens)}
+        samples = interleave(ways, rounds)
+        for way in sorted(samples, key=lambda way: way == LAST):
+            self._add(shape, prepared, way, samples[way])
 
-        def rounds(computed: int) -> int:
-            estimate = full_ms_per_token * computed * _GROWTH_ALLOWANCE
-            return affordable_rounds(settings.repeats, estimate, settings.budget_s, settings.least_repeats)
+    def _measure_cold(self, shape: Shape, case: Case, prepared: Prepared) -> None:
+        taken = [self._ways.cold(case, prepared.files) for _ in range(self._settings.cold_repeats)]
+        resident = round(max(share for _, share in taken), 4)
+        samples = [sample for sample, _ in taken]
+        self._add(shape, prepared, "cached", samples, pages="cold", resident_share=resident)
 
-        full, reuse = rounds(self.shape.tokens), rounds(self.shape.new)
-        with self.subject.ways(self.case) as ways:
-            wanted = {name: way for name, way in ways.items() if name != "again" or "length" in self.axes}
-            samples = interleave(wanted, {name: full if name == LAST else reuse for name in wanted})
-        for way, taken in sorted(samples.items(), key=lambda item: item[0] == LAST):
-            row = self._row(prepared, way, "warm") | describe_samples(taken)
-            self.section.add(_key(self.backend, self.shape, "warm", way), row)
+    def _rounds(self, computed: int) -> int:
+        estimate, settings = self._full_ms * computed, self._settings
+        return affordable_rounds(settings.repeats, estimate, settings.budget_s, settings.least_repeats)
 
-    def measure_cold(self, repeats: int) -> None:
-        prepared = self.subject.prepare(self.case)
-        samples = [self.subject.cold(self.case, prepared.files) for _ in range(repeats)]
-        resident = max(sample.pop("resident") for sample in samples)
-        row = self._row(prepared, "cached", "cold") | describe_samples(samples)
-        self.section.add(_key(self.backend, self.shape, "cold", "cached"), row | {"resident_share": round(resident, 4)})
+    def _add(
+        self,
+        shape: Shape,
+        prepared: Prepared,
+        way: str,
+        samples: Sequence[dict[str, float]],
+        *,
+        pages: str = "warm",
+        resident_share: float | None = None,
+    ) -> None:
+        self._section.add(
+            TtftRow(
+                key=self._key(shape, pages, way),
+                backend=self._backend,
+                way=way,
+                pages=pages,
+                axes=tuple(axis for axis, on in self._axes.items() if shape in on),
+                cached_tokens=shape.cached,
+                new_tokens=shape.new,
+                modules=shape.modules,
+                reused_tokens=prepared.cached_tokens,
+                computed_tokens=prepared.computed_tokens,
+                samples_ms=samples_of(samples),
+                resident_share=resident_share,
+            )
+        )
 
-    def _add_encoding(self, prepared: Prepared) -> None:
-        key = f"{self.backend}/cached={self.shape.cached}/modules={self.shape.modules}/encode"
-        if prepared.tokens and not self.section.row_done(key):
-            row = {**self._row(prepared, "encode", "warm"), "tokens": prepared.tokens}
-            self.section.add(key, row | describe_samples([{"encode": prepared.encode_ms}]))
-
-    def _row(self, prepared: Prepared, way: str, pages: str) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "way": way,
-            "pages": pages,
-            "axes": self.axes,
-            "cached_tokens": self.shape.cached,
-            "new_tokens": self.shape.new,
-            "modules": self.shape.modules,
-            "reused_tokens": prepared.cached_tokens,
-            "computed_tokens": prepared.computed_tokens,
-        }
-
-
-def other_ways(
-    section: Section,
-    path: Path,
-    texts: Texts,
-    settings: TtftSettings,
-    *,
-    threads: int,
-    max_positions: int,
-    folder: Path,
-    progress: Progress = no_progress,
-) -> None:
-    """Time llama.cpp's own ways of reuse on the same tokens and the same GGUF file, over cached length.
-
-    Without flash attention, which is faster for few tokens over a long prefix, and at the base length with it too.
-
-    Args:
-        path: the GGUF file.
-        threads: compute threads.
-        folder: where state files are put, and deleted.
-    """
-    from edge_pc.bench.llama_direct import LlamaSettings
-    from edge_pc.bench.llama_ways import LAST_WAY, prefix_ways
-    from edge_pc.bench.search import LLAMA_BATCHES
-
-    wanted = list(_with_attention(axes(settings, max_positions)["length"], settings.base_cached))
-    for index, (shape, flash) in enumerate(wanted):
-        progress(index, len(wanted), f"llama.cpp's own ways: {shape.cached} cached")
-        point = f"llamacpp/{shape.name}/{'flash' if flash else 'plain'}"
-        if section.row_done(f"{point}/{LAST_WAY}"):
-            continue
-        token_ids = texts.token_ids(shape)
-        prefix, new = token_ids[: shape.cached], token_ids[shape.cached :]
-        with prefix_ways(path, LlamaSettings(threads, LLAMA_BATCHES[0], flash), prefix, new, folder) as ways:
-            samples = interleave(ways, dict.fromkeys(ways, settings.repeats))
-        for way, taken in samples.items():
-            row = {
-                "backend": "llamacpp",
-                "way": way,
-                "pages": "warm",
-                "axes": [] if flash else ["length"],
-                "cached_tokens": shape.cached,
-                "new_tokens": shape.new,
-                "modules": 1,
-                "reused_tokens": shape.cached,
-                "computed_tokens": shape.new,
-                "flash": flash,
-            }
-            section.add(f"{point}/{way}", row | describe_samples(taken))
-    progress(len(wanted), len(wanted), "llama.cpp's own ways: done")
-
-
-def _with_attention(shapes: list[Shape], base: int) -> Iterator[tuple[Shape, bool]]:
-    """Each shape, and whether flash attention is on."""
-    for shape in shapes:
-        yield shape, False
-        if shape.cached == base:
-            yield shape, True
-
-
-def _key(backend: str, shape: Shape, pages: str, way: str) -> str:
-    return f"{backend}/{shape.name}/{pages}/{way}"
+    def _key(self, shape: Shape, pages: str, way: str) -> str:
+        return f"{self._backend}/{shape.name}/{pages}/{way}"

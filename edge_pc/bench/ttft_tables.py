@@ -1,108 +1,209 @@
-"""Tables of `bench ttft`."""
+"""What follows from the rows of `bench ttft`: ratios, growth, break-even, when an encoding pays, where it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import StatisticsError, correlation, linear_regression
 
-from edge_pc.bench.names import BACKEND_NAMES, WAY_NAMES, ordered_backends
-from edge_pc.bench.report import Row, Section
-from edge_pc.bench.tables import Table, short
-from edge_pc.bench.ttft_summary import OTHER_WAYS, measured_backends, rows_of, summarize, ttft, where_worse
+from edge_pc.bench.baseline import TITLES
+from edge_pc.bench.rows import TimedRow, TtftRow
+from edge_pc.bench.tables import Table, milliseconds
 
-PAPER_NOTE = (
-    "The paper's own figures: 20 to 70 × on CPUs at about 5000 tokens (Fig. 4), full prefill growing quadratically "
-    "and reuse linearly with length (Fig. 5)."
-)
+# Way → what people call it, in the order of columns.
+WAYS = {
+    "full": "full prefill",
+    "cached": "reuse",
+    "in_place": "limit (in place)",
+    "again": "reuse again",
+}
+AXES = {"length": "cached_tokens", "new": "new_tokens", "share": "cached_tokens", "modules": "modules"}
+
+# Growth is fitted over these cached lengths; shorter prompts are all fixed costs.
+_FIT_FROM, _FIT_TO = 1000, 8200
+# Above this share of pages that stayed in memory, a cold row is not cold.
+_NOT_COLD = 0.05
 
 
-def length_tables(section: Section) -> list[Table]:
-    """TTFT over cached length, a table for each backend."""
-    return [_length_table(section, backend) for backend in measured_backends(section.rows)]
+def on_axis(rows: Iterable[TtftRow], backend: str, axis: str, way: str, pages: str = "warm") -> list[TtftRow]:
+    """Rows of one way along one axis, by what varies on it."""
+    found = [row for row in rows if (row.backend, row.way, row.pages) == (backend, way, pages) and axis in row.axes]
+    return sorted(found, key=lambda row: int(getattr(row, AXES[axis])))
 
 
-def _length_table(section: Section, backend: str) -> Table:
-    rows, summary = section.rows, summarize(section.rows)[backend]
-    by_way = {
-        way: {row["cached_tokens"]: row for row in rows_of(rows, backend, "length", way)}
-        for way in ("full", "cached", "again", "in_place", *OTHER_WAYS)
+def pairs(rows: Sequence[TtftRow], backend: str, axis: str, one: str, other: str) -> list[tuple[TtftRow, TtftRow]]:
+    """Rows of two ways at the same points of an axis."""
+    others = {row.point: row for row in on_axis(rows, backend, axis, other)}
+    return [(row, others[row.point]) for row in on_axis(rows, backend, axis, one) if row.point in others]
+
+
+def measured_backends(rows: Iterable[TtftRow]) -> list[str]:
+    """The backends that reuse was timed on."""
+    found = {row.backend for row in rows if row.way == "cached"}
+    return [backend for backend in TITLES if backend in found]
+
+
+def growth(lengths: Sequence[float], times: Sequence[float]) -> tuple[float, float] | None:
+    """(exponent, R²) of time ∝ length ** exponent, by a line through the logarithms; None with too few lengths."""
+    x, y = [math.log(length) for length in lengths], [math.log(time) for time in times]
+    try:
+        return linear_regression(x, y).slope, correlation(x, y) ** 2
+    except StatisticsError:  # fewer than two lengths, or the same time at all of them
+        return None
+
+
+def break_even(points: Sequence[tuple[float, float, float]]) -> float | None:
+    """The length from which reuse stays faster: 0 at every length, infinite at none; None without any point.
+
+    Args:
+        points: (length, time with reuse, time of full prefill). Between two lengths a straight line of logarithms.
+    """
+    gains = [(length, math.log(full / cached)) for length, cached, full in sorted(points)]
+    if not gains:
+        return None
+    if gains[-1][1] <= 0:
+        return math.inf
+    losing = [index for index, (_, gain) in enumerate(gains) if gain <= 0]
+    if not losing:
+        return 0.0
+    (low, loss), (high, gain) = gains[losing[-1]], gains[losing[-1] + 1]
+    return float(low * (high / low) ** (-loss / (gain - loss)))
+
+
+def uses_to_pay(encode_ms: float, cached_ms: float, full_ms: float) -> int | None:
+    """After how many uses encoding and reusing has taken less than computing each time; None: never."""
+    gain = full_ms - cached_ms
+    return None if gain <= 0 else max(1, math.floor(encode_ms / gain) + 1)
+
+
+def tables(rows: Sequence[TtftRow]) -> list[Table]:
+    """All tables of the section."""
+    backends = measured_backends(rows)
+    between = [_between(rows, backends[0], other) for other in backends[1:]]
+    lengths = [_over_length(rows, backend) for backend in backends]
+    return [*lengths, *between, _stages(rows, backends), _worse(rows, backends)]
+
+
+def _over_length(rows: Sequence[TtftRow], backend: str) -> Table:
+    by_way = {way: {row.cached_tokens: row for row in on_axis(rows, backend, "length", way)} for way in WAYS}
+    encoded = {row.point[::2]: row.median("encode") for row in rows if (row.backend, row.way) == (backend, "encode")}
+
+    def ratio(row: TtftRow, over: str, under: str) -> str:
+        one, other = (by_way[way].get(row.cached_tokens) for way in (over, under))
+        return f"{one.ttft / other.ttft:.2f} ×" if one and other else ""
+
+    def uses(row: TtftRow) -> str:
+        full = by_way["full"].get(row.cached_tokens)
+        if full is None or row.point[::2] not in encoded:
+            return ""
+        found = uses_to_pay(encoded[row.point[::2]], row.ttft, full.ttft)
+        return "never" if found is None else str(found)
+
+    def time_of(way: str) -> Callable[[TtftRow], str]:
+        return lambda row: spread(by_way[way].get(row.cached_tokens))
+
+    columns: dict[str, Callable[[TtftRow], str]] = {
+        "> cached tokens": lambda row: str(row.cached_tokens),
+        **{f"> {title} (ms)": time_of(way) for way, title in WAYS.items() if by_way[way]},
+        "> speed-up": lambda row: ratio(row, "full", "cached"),
+        "> reuse / limit": lambda row: ratio(row, "cached", "in_place"),
+        "> later token (ms)": lambda row: f"{row.median('later_token'):.1f}",
+        "> uses that pay": uses,
     }
-    ways = [way for way, found in by_way.items() if found]
-    columns = ["> cached tokens", *(f"> {WAY_NAMES[way]} (ms)" for way in ways)]
-    columns += ["> speed-up", "> reuse / limit", "> later token (ms)", "> uses to pay"]
-    lines = []
-    for length, cached in by_way["cached"].items():
-        cells = [str(length), *(_median_and_spread(by_way[way].get(length)) for way in ways)]
-        key = str(length)
-        uses = summary.get("uses_to_pay", {}).get(key, "")
-        cells += [
-            _number(summary.get("speed_up", {}).get(key), "×"),
-            _number(summary.get("to_limit", {}).get(key), "×"),
-            f"{cached['median_ms']['later_token']:.1f}",
-            "never" if uses is None else str(uses),
-        ]
-        lines.append(tuple(cells))
+    fewest = min((len(row.samples_ms["ttft"]) for row in by_way["full"].values()), default=0)
     note = (
-        "Median and quartiles; 32 new tokens, one module. Full prefill has few samples where it takes seconds "
-        f"({_fewest(by_way['full'].values())} at least). Reuse again: the prompt before had the same modules."
+        f"Median and quartiles; one module. Full prefill has few samples where it takes seconds ({fewest} at least). "
+        "Reuse again: the prompt before had the same modules. Uses that pay: so often must a module be used before "
+        f"encoding it took less time than computing it each time. {_in_words(rows, backend)}"
     )
-    return Table(f"{BACKEND_NAMES[backend]}: time to first token", tuple(columns), lines, note)
+    return Table.of(f"{TITLES[backend]}: time to first token", by_way["cached"].values(), columns, note.strip())
 
 
-def _fewest(rows: Iterable[Row]) -> int:
-    return min((len(row["samples_ms"]["ttft"]) for row in rows), default=0)
-
-
-def _median_and_spread(row: Row | None) -> str:
+def spread(row: TimedRow | None) -> str:
+    """A row's median and quartiles; nothing without a row."""
     if row is None:
         return ""
-    low, high = row["quartiles_ms"]["ttft"]
-    return f"{short(ttft(row))}\n[{short(low)}, {short(high)}]"
+    low, high = row.quartiles("ttft")
+    return f"{milliseconds(row.median('ttft'))}\n[{milliseconds(low)}, {milliseconds(high)}]"
 
 
-def _number(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:.2f} {unit}"
-
-
-def stages_table(section: Section) -> Table:
-    """What each cached TTFT is made of."""
-    lines = []
-    for backend in ordered_backends(section.rows):
-        for axis in ("length", "new", "share", "modules"):
-            for row in rows_of(section.rows, backend, axis, "cached"):
-                stages = [f"{row['median_ms'][stage]:.2f}" for stage in ("parse", "assembly", "forward", "ttft")]
-                point = tuple(str(row[name]) for name in ("cached_tokens", "new_tokens", "modules"))
-                lines.append((BACKEND_NAMES[backend], *point, *stages))
-    columns = ("backend", *(f"> {name}" for name in ("cached", "new", "modules")))
-    columns += tuple(f"> {stage} (ms)" for stage in ("parse", "assembly", "forward", "TTFT"))
-    return Table("Stages of reuse, medians", columns, list(dict.fromkeys(lines)))
-
-
-def search_table(section: Section) -> Table:
-    """What the search for full prefill's best settings tried, and what it chose."""
-    chosen = {row["backend"]: row["settings"] for row in section.rows if row["way"] == "baseline"}
-    lines = [
-        (
-            BACKEND_NAMES[row["backend"]],
-            ", ".join(f"{name} {value}" for name, value in row["settings"].items()),
-            f"{row['tokens'] / row['median_ms']['forward'] * 1e3:,.0f}",
-            "chosen" if row["settings"] == chosen.get(row["backend"]) else "",
+def _in_words(rows: Sequence[TtftRow], backend: str) -> str:
+    """Break-even and growth, in a sentence each."""
+    points = [(c.cached_tokens, c.ttft, f.ttft) for c, f in pairs(rows, backend, "length", "cached", "full")]
+    sentences = []
+    even = break_even(points)
+    if even is not None:
+        many = "at no length" if even == math.inf else f"from about {even:.0f} cached tokens on"
+        sentences.append(f"Reuse was faster {'at every length' if not even else many}.")
+    fitted = [point for point in points if _FIT_FROM <= point[0] <= _FIT_TO]
+    cached, full = (growth([point[0] for point in fitted], [point[way] for point in fitted]) for way in (1, 2))
+    if cached and full:
+        sentences.append(
+            f"From 1K to 8K tokens reuse grows as length to the power of {cached[0]:.2f} (R² {cached[1]:.2f}), full "
+            f"prefill of {full[0]:.2f} ({full[1]:.2f})."
         )
-        for row in section.rows
-        if row["way"] == "search"
-    ]
-    note = "The engine's own settings come first and are kept unless others are faster by more than 2 %."
-    return Table("Search for full prefill's best settings", ("backend", "settings", "> tokens/s", ""), lines, note)
+    return " ".join(sentences)
 
 
-def worse_table(section: Section) -> Table:
-    """Where reuse took longer than full prefill."""
-    lines = []
-    for backend in ordered_backends(section.rows):
-        for point in where_worse(section.rows, backend):
-            numbers = tuple(str(point[name]) for name in ("cached_tokens", "new_tokens", "modules"))
-            times = (short(point["cached_ms"]), short(point["full_ms"]))
-            certain = "yes" if point["certain"] else "no: within the spread, or one sample"
-            lines.append((BACKEND_NAMES[backend], *numbers, *times, certain))
-    columns = ("backend", "> cached", "> new", "> modules", "> reuse (ms)", "> full prefill (ms)", "certain")
-    note = "" if lines else "At no point that was measured."
-    return Table("Slower than full prefill", columns, lines, note)
+def _between(rows: Sequence[TtftRow], one: str, other: str) -> Table:
+    theirs = {row.cached_tokens: row for row in on_axis(rows, other, "length", "cached")}
+    mine = [row for row in on_axis(rows, one, "length", "cached") if row.cached_tokens in theirs]
+    columns = {
+        "> cached tokens": lambda row: str(row.cached_tokens),
+        "> ratio": lambda row: f"{row.ttft / theirs[row.cached_tokens].ttft:.2f}",
+    }
+    return Table.of(f"Reuse on {TITLES[one]} over reuse on {TITLES[other]}", mine, columns)
+
+
+def _stages(rows: Sequence[TtftRow], backends: Sequence[str]) -> Table:
+    found: dict[str, TtftRow] = {}
+    for backend in backends:
+        for axis in AXES:
+            for pages in ("warm", "cold"):
+                found |= {row.key: row for row in on_axis(rows, backend, axis, "cached", pages)}
+
+    def median_of(stage: str) -> Callable[[TtftRow], str]:
+        return lambda row: f"{row.median(stage):.2f}"
+
+    columns: dict[str, Callable[[TtftRow], str]] = {
+        "backend": lambda row: TITLES[row.backend],
+        "> cached": lambda row: str(row.cached_tokens),
+        "> new": lambda row: str(row.new_tokens),
+        "> modules": lambda row: str(row.modules),
+        "page cache": _pages,
+        **{f"> {stage} (ms)": median_of(stage) for stage in ("parse", "assembly", "forward")},
+        "> TTFT (ms)": median_of("ttft"),
+    }
+    note = "Cold: the files of the states were dropped from the page cache right before."
+    return Table.of("Stages of reuse, medians", found.values(), columns, note)
+
+
+def _pages(row: TtftRow) -> str:
+    stayed = row.resident_share or 0.0
+    return f"{row.pages}: {stayed:.0%} stayed in memory" if stayed > _NOT_COLD else row.pages
+
+
+def _worse(rows: Sequence[TtftRow], backends: Sequence[str]) -> Table:
+    worse: dict[tuple[str, tuple[int, int, int]], tuple[TtftRow, TtftRow]] = {}
+    for backend in backends:
+        for axis in AXES:
+            for cached, full in pairs(rows, backend, axis, "cached", "full"):
+                if cached.ttft > full.ttft:
+                    worse[backend, cached.point] = cached, full
+    columns = {
+        "backend": lambda pair: TITLES[pair[0].backend],
+        "> cached": lambda pair: str(pair[0].cached_tokens),
+        "> new": lambda pair: str(pair[0].new_tokens),
+        "> modules": lambda pair: str(pair[0].modules),
+        "> reuse (ms)": lambda pair: milliseconds(pair[0].ttft),
+        "> full prefill (ms)": lambda pair: milliseconds(pair[1].ttft),
+        "certain": lambda pair: "yes" if _certain(*pair) else "no: within the spread, or one sample",
+    }
+    note = "" if worse else "At no point that was measured."
+    return Table.of("Slower than full prefill", worse.values(), columns, note, worse=True)
+
+
+def _certain(slower: TtftRow, faster: TtftRow) -> bool:
+    """Their quartiles do not overlap, and each has more than one sample."""
+    apart = slower.quartiles("ttft")[0] > faster.quartiles("ttft")[1]
+    return apart and min(len(row.samples_ms["ttft"]) for row in (slower, faster)) > 1

@@ -98,12 +98,13 @@ def cli() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `edge-pc` and return its exit code."""
+def main(arguments: Sequence[str] | None = None, *, group: click.Group = cli, name: str = "edge-pc") -> int:
+    """Run `edge-pc`, or another group of commands under its name, and return its exit code."""
     prepare_streams()
     try:
         # Click returns the exit code of --help and --version, and a command's own result.
-        code = cli.main(args=None if arguments is None else list(arguments), prog_name="edge-pc", standalone_mode=False)
+        words = None if arguments is None else list(arguments)
+        code = group.main(args=words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, click.Abort):

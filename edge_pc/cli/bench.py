@@ -2,40 +2,120 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_pc.cli.bench_options import Measurement, fill, measurement_options
-from edge_pc.cli.options import Command, GroupedCommand, OutputOptions, option, output_options
+from edge_pc.bench.benches import BENCHES, Measuring, measuring
+from edge_pc.cli.options import GroupedCommand, OutputOptions, grouped, model_option, option, output_options
 from edge_pc.cli.output import Output
+from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
-    from edge_pc.bench.report import Section
+    from edge_pc.bench.document import Document
 
-_ELSEWHERE = {"report": "bench_output:report", "compare": "bench_output:compare"}
-
-
-class Benches(click.Group):
-    """The benches in the order of a reader's needs; commands in another file are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *_ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = _ELSEWHERE[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"edge_pc.cli.{module}"), name)
-        return command
+_MODEL, _REPORT = "Model and backends", "Report"
+_FOLDER_HELP = "A folder for the states while they are measured.  [default: below the cache home, deleted at the end]"
 
 
-@click.group(cls=Benches)
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is measured, and where the numbers go."""
+
+    model: str
+    gguf: str | None
+    backend: tuple[str, ...]
+    threads: int | None
+    bench_dir: str | None
+    report: str
+    quick: bool
+    restart: bool
+
+
+measurement_options = grouped(
+    Measurement,
+    "measurement",
+    model_option,
+    option(
+        "--gguf",
+        group=_MODEL,
+        metavar="FILE",
+        help="The file for llama.cpp.  [default: a pulled model's weights in Q8_0, made once]",
+    ),
+    option(
+        "--backend",
+        group=_MODEL,
+        type=click.Choice(["onnx", "llamacpp"]),
+        multiple=True,
+        help="What runs the model. Repeatable.  [default: all that are installed]",
+    ),
+    option(
+        "--threads",
+        group=_MODEL,
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compute threads.  [default: what is fastest for a full prefill]",
+    ),
+    option("--bench-dir", group=_MODEL, metavar="DIR", help=_FOLDER_HELP),
+    option(
+        "-o",
+        "--report",
+        group=_REPORT,
+        metavar="FILE",
+        default="edge-pc-bench.json",
+        show_default=True,
+        help="The JSON report to fill; what it has already is not measured again.",
+    ),
+    option("--quick", group=_REPORT, is_flag=True, help="A small size, to see that all works."),
+    option("--restart", group=_REPORT, is_flag=True, help="Measure the section anew."),
+)
+
+
+def run(benches: Mapping[str, Measuring], measurement: Measurement, output: Output, **settings: Any) -> None:
+    """Fill a section with each bench, and show its tables.
+
+    Args:
+        settings: fields of the benches' settings that are not to have their default.
+    """
+    from edge_pc.bench.work import BenchOptions, fill, open_report
+
+    gguf, folder = (Path(path) if path else None for path in (measurement.gguf, measurement.bench_dir))
+    options = BenchOptions(measurement.model, gguf, measurement.backend, measurement.threads, folder)
+    command = [click.get_current_context().find_root().info_name or "", *sys.argv[1:]]
+    report = open_report(Path(measurement.report), options, command)
+    for name, bench in benches.items():
+        kind = bench.load().Settings
+        chosen = replace(kind.quick() if measurement.quick else kind(), **settings)
+        with output.progress(name) as update:
+            fill(name, bench, report, options, chosen, update, command=command, restart=measurement.restart)
+        for table in report.tables(name):
+            output.answer(f"{table.title}\n")
+            output.table([column.replace("> ", ">") for column in table.columns], table.rows)
+            output.answer(f"{table.note}\n\n" if table.note else "\n")
+
+
+def write(document: Document, html: Path, markdown: Path | None = None) -> None:
+    """Write a page; with `markdown`, also as Markdown, and its picture beside it.
+
+    Raises:
+        OptionError: a file cannot be written.
+    """
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(document.html(), encoding="utf-8")
+        if markdown is not None:
+            png = markdown.with_suffix(".png")
+            markdown.write_text(document.markdown(png.name), encoding="utf-8")
+            document.parts[0].pictures[0].save(png)
+    except OSError as exc:
+        raise OptionError(f"{exc.filename or html} cannot be written: {exc.strerror}") from exc
+
+
+@click.group()
 def bench() -> None:
     """Measure what reuse gives on this machine, and compare machines.
 
@@ -44,140 +124,65 @@ def bench() -> None:
     """
 
 
-datasets_argument = click.argument("datasets", metavar="DATASET.jsonl[.gz]...", nargs=-1, required=True)
-some_datasets_argument = click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1)
+def measuring_command(name: str, bench: Measuring, *more: Callable[[Any], Any]) -> click.Command:
+    """The command of a bench; `more` decorators add options that are fields of its settings."""
 
+    def call(measurement: Measurement, output: OutputOptions, **settings: Any) -> None:
+        given = {field: value for field, value in settings.items() if value is not None}
+        run({name: bench}, measurement, Output(output), **given)
 
-def items_option(default: int) -> Callable[[Command], Command]:
-    """`--items`; `default` is what the bench's settings have."""
-    text = f"Take the first N of each data set.  [default: {default}]"
-    return option("--items", type=click.IntRange(min=1), metavar="N", help=text)
+    decorated: Any = output_options(call)
+    for decorate in (measurement_options, *more):
+        decorated = decorate(decorated)
+    return click.command(name, cls=GroupedCommand, help=bench.help)(decorated)
 
 
 @bench.command("all", cls=GroupedCommand)
-@some_datasets_argument
 @measurement_options
 @output_options
-def all_benches(datasets: tuple[str, ...], measurement: Measurement, output: OutputOptions) -> None:
-    """Run all benches, one after the other, and make the page. Accuracy needs data sets."""
-    out, paths = Output(output), _paths(datasets)
-    for name in ("ttft", "encode", "memory", "cases"):
-        _run(name, measurement, out)
-    _run("fidelity", measurement, out, datasets=paths)
-    if paths:
-        _run("accuracy", measurement, out, datasets=paths)
-    from edge_pc.bench.page import page
+def all_benches(measurement: Measurement, output: OutputOptions) -> None:
+    """Run all benches, one after the other, and make the page."""
+    from edge_pc.bench.charts import require_matplotlib
     from edge_pc.bench.report import Report
 
-    report = Path(measurement.report)
-    report.with_suffix(".html").write_text(page(Report.load(report)), encoding="utf-8")
-    out.note(f"wrote {report.with_suffix('.html')}")
+    require_matplotlib()
+    out, path = Output(output), Path(measurement.report)
+    run(measuring(BENCHES), measurement, out)
+    write(BENCHES["report"].load().page(Report.load(path)), path.with_suffix(".html"))
+    out.note(f"wrote {path.with_suffix('.html')}")
 
 
-@bench.command(cls=GroupedCommand)
-@measurement_options
+for _name, _bench in measuring(BENCHES).items():
+    bench.add_command(measuring_command(_name, _bench))
+
+
+@bench.command("report", cls=GroupedCommand, help=BENCHES["report"].help)
+@click.argument("report", metavar="REPORT.json")
+@option("-o", "--html", metavar="FILE", help="The page to write.  [default: the report's name with .html]")
 @output_options
-def ttft(measurement: Measurement, output: OutputOptions) -> None:
-    """Time to the first token: reuse, full prefill, the limit, llama.cpp's own ways."""
-    _run("ttft", measurement, Output(output))
+def make_page(report: str, html: str | None, output: OutputOptions) -> None:
+    from edge_pc.bench.report import Report
+
+    source = Path(report)
+    target = Path(html) if html else source.with_suffix(".html")
+    write(BENCHES["report"].load().page(Report.load(source)), target)
+    Output(output).note(f"wrote {target}")
 
 
-@bench.command(cls=GroupedCommand)
-@measurement_options
+@bench.command("compare", cls=GroupedCommand, help=BENCHES["compare"].help)
+@click.argument("reports", metavar="A.json B.json...", nargs=-1, required=True)
+@option(
+    "-o",
+    "--name",
+    metavar="NAME",
+    default="edge-pc-machines",
+    show_default=True,
+    help="The files to write: NAME.md, NAME.html, NAME.png.",
+)
 @output_options
-def encode(measurement: Measurement, output: OutputOptions) -> None:
-    """Speed of encoding a schema, against full prefill of as many tokens."""
-    _run("encode", measurement, Output(output))
+def compare(reports: tuple[str, ...], name: str, output: OutputOptions) -> None:
+    from edge_pc.bench.report import Report
 
-
-@bench.command(cls=GroupedCommand)
-@measurement_options
-@output_options
-def memory(measurement: Measurement, output: OutputOptions) -> None:
-    """Bytes per token, disk, and what prompts share that are open at once."""
-    _run("memory", measurement, Output(output))
-
-
-@bench.command(cls=GroupedCommand)
-@measurement_options
-@output_options
-def cases(measurement: Measurement, output: OutputOptions) -> None:
-    """The paper's applications on the ready schemas: times, and both answers."""
-    _run("cases", measurement, Output(output))
-
-
-@bench.command(cls=GroupedCommand)
-@some_datasets_argument
-@items_option(20)
-@measurement_options
-@output_options
-def fidelity(datasets: tuple[str, ...], items: int | None, measurement: Measurement, output: OutputOptions) -> None:
-    """How close reuse is to full prefill, and under which conditions it is not.
-
-    Data sets are questions about several documents; without any, only parameters are measured.
-    """
-    _run("fidelity", measurement, Output(output), items, datasets=_paths(datasets))
-
-
-@bench.command(cls=GroupedCommand)
-@datasets_argument
-@items_option(100)
-@measurement_options
-@output_options
-def accuracy(datasets: tuple[str, ...], items: int | None, measurement: Measurement, output: OutputOptions) -> None:
-    """Right answers with reuse and without, on questions about documents.
-
-    Takes the format of LongBench, and lines with `input`, `docs` and `answers`.
-    """
-    _run("accuracy", measurement, Output(output), items, datasets=_paths(datasets))
-
-
-def _run(name: str, measurement: Measurement, out: Output, items: int | None = None, **inputs: Any) -> None:
-    """Fill one section and say on stdout what was found; `inputs` go to what runs the bench."""
-    run, kind, findings = _bench(name)
-    settings = kind.quick() if measurement.quick else kind()
-    if items is not None:
-        settings = replace(settings, items=items)
-    for line in findings(fill(name, partial(run, **inputs), settings, measurement, out)):
-        out.answer(line + "\n")
-
-
-def _paths(datasets: tuple[str, ...]) -> list[Path]:
-    return [Path(path) for path in datasets]
-
-
-def _bench(name: str) -> tuple[Any, Any, Any]:
-    """(what runs it, its settings' class, section → sentences) of a bench."""
-    if name == "ttft":
-        from edge_pc.bench import ttft_summary
-        from edge_pc.bench.run_ttft import run_ttft
-        from edge_pc.bench.ttft import TtftSettings
-
-        return run_ttft, TtftSettings, _of_summary(ttft_summary.findings)
-    if name == "encode":
-        from edge_pc.bench import encode
-
-        return encode.run_encode, encode.EncodeSettings, _of_summary(encode.findings)
-    if name == "memory":
-        from edge_pc.bench import memory
-
-        return memory.run_memory, memory.MemorySettings, _of_summary(memory.findings)
-    if name == "cases":
-        from edge_pc.bench import cases
-
-        return cases.run_cases, cases.CasesSettings, cases.findings
-    if name == "fidelity":
-        from edge_pc.bench import fidelity, fidelity_summary
-
-        return fidelity.run_fidelity, fidelity.FidelitySettings, _of_summary(fidelity_summary.findings)
-    from edge_pc.bench import accuracy
-
-    return accuracy.run_accuracy, accuracy.AccuracySettings, accuracy.findings
-
-
-def _of_summary(findings: Any) -> Any:
-    def of_section(section: Section) -> list[str]:
-        lines: list[str] = findings(section.summary)
-        return lines
-
-    return of_section
+    html, markdown = Path(f"{name}.html"), Path(f"{name}.md")
+    write(BENCHES["compare"].load().compare([Report.load(Path(path)) for path in reports]), html, markdown)
+    Output(output).note(f"wrote {name}.md, {name}.html, {name}.png")

@@ -1,4 +1,4 @@
-"""`bench fidelity`: how far reuse is from full prefill, and under which conditions it stays close.
+"""`python -m benchmarks fidelity`: how far reuse is from full prefill, and under which conditions it stays close.
 
 Prompts are continued both ways from the same tokens. Conditions vary one thing at a time: how documents are cut into
 modules, how modules are encoded, gaps in the positions, where free text begins, what stands in a parameter's slot.
@@ -6,59 +6,59 @@ modules, how modules are encoded, gaps in the positions, where free text begins,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from edge_pc.bench.arrange import Arrangement, ask_all, subset
-from edge_pc.bench.datasets import Item, dataset_name, read_items
-from edge_pc.bench.fidelity_summary import summarize
-from edge_pc.bench.lab import Lab, LaidOut, Variant, open_lab
-from edge_pc.bench.observe import Agreement, Observation, agreement, observe
-from edge_pc.bench.questions import Question, question_of
-from edge_pc.bench.report import Progress, Report, Row, Section, no_progress
-from edge_pc.bench.setup import BenchOptions, chosen_backends
-from edge_pc.bench.templates import parameter_prompts
+from benchmarks import fidelity_tables
+from benchmarks.arrange import Arrangement, ask_all, subset
+from benchmarks.datasets import Item, dataset_name, read_items
+from benchmarks.lab import Lab, open_lab
+from benchmarks.observe import Observation, agreement, observe
+from benchmarks.questions import Question, question_of
+from benchmarks.rows import Agreement, FidelityRow
+from benchmarks.templates import parameter_prompts
+from edge_pc.bench.report import Section
+from edge_pc.bench.work import Work
 from edge_pc.compose.choices import ENCODING_RULES, PLACEHOLDERS, TAILS
+from edge_pc.compose.composer import ComposeOptions
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.errors import ContextLengthError, PMLError
 from edge_pc.pml.model import Schema, Selection
 
-SECTION = "fidelity"
+tables = fidelity_tables.tables
 
 # An item with at least this many documents gives `SUBSET` of them; smaller ones are arranged with all they have.
 ALL_DOCUMENTS, SUBSET = 15, 5
 
 
 @dataclass(frozen=True, slots=True)
-class FidelitySettings:
-    """What `bench fidelity` measures.
+class Settings:
+    """What is measured.
 
     Attributes:
+        datasets: questions about several documents; without any, only prompts with parameters are measured.
         items: of each data set, from the first on.
+        templates: prompts with parameters, at most; None: all.
         module_counts: modules that the documents of an item are put into.
         gaps: sizes of a gap in the middle, in positions.
         spread: numbers of gaps that share `spread_gap` positions.
         answer_tokens: of the greedy answers that are compared.
-        templates: prompts with parameters, at most; None: all.
     """
 
-    items: int = 20
+    datasets: tuple[Path, ...] = field(default=(), metadata={"adds_rows": True})
+    items: int = field(default=20, metadata={"adds_rows": True})
+    templates: int | None = field(default=None, metadata={"adds_rows": True})
     module_counts: tuple[int, ...] = (1, 2, 5, 10)
     gaps: tuple[int, ...] = (0, 64, 256, 1024, 3000, 6000)
     spread: tuple[int, ...] = (3, 9)
     spread_gap: int = 1024
     answer_tokens: int = 16
-    templates: int | None = None
 
     @classmethod
-    def quick(cls) -> FidelitySettings:
+    def quick(cls) -> Settings:
         """A size that takes about a minute."""
         return cls(items=2, module_counts=(5,), gaps=(0, 1024), spread=(3,), answer_tokens=8, templates=4)
-
-    def of_a_row(self) -> dict[str, Any]:
-        """What a row depends on; items can be added to a section later."""
-        return {name: value for name, value in asdict(self).items() if name not in ("items", "templates")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Condition:
     name: str
     schema: Schema
     selection: Selection
-    variant: Variant
+    options: ComposeOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,57 +81,42 @@ class Subject:
     conditions: tuple[Condition, ...]
 
 
-def run_fidelity(
-    report: Report,
-    options: BenchOptions,
-    settings: FidelitySettings,
-    progress: Progress = no_progress,
-    *,
-    datasets: Sequence[Path] = (),
-    command: Sequence[str] = (),
-    restart: bool = False,
-) -> Section:
-    """Fill the section `fidelity` and return it.
-
-    Args:
-        datasets: questions about several documents; without any, only prompts with parameters are measured.
+def measure(work: Work[FidelityRow], settings: Settings) -> None:
+    """Measure every condition on every prompt with parameters, and on every item.
 
     Raises:
-        OptionError: a file is malformed, or the section was begun with other settings.
+        OptionError: a file is malformed.
     """
-    backend = chosen_backends(options)[0]
-    items = [(f"{dataset_name(path)}/{i.key}", i) for path in datasets for i in read_items(path)[: settings.items]]
-    section = report.section(SECTION, settings.of_a_row() | {"backend": backend}, command=command, restart=restart)
-    with open_lab(options, backend) as lab:
+    items = {
+        f"{dataset_name(path)}/{i.key}": i for path in settings.datasets for i in read_items(path)[: settings.items]
+    }
+    with open_lab(work) as lab:
         templates = list(parameter_subjects(lab.has_unk))[: settings.templates]
         total = len(items) + len(templates)
         for done, subject in enumerate(templates):
-            progress(done, total, subject.key)
-            measure(section, lab, subject, settings)
-        for done, (key, item) in enumerate(items, start=len(templates)):
-            progress(done, total, key)
-            measure(section, lab, item_subject(lab, key, item, settings), settings)
-    progress(total, total, "done")
-    section.summarize(summarize(section.rows))
-    return section
+            work.progress(done, total, subject.key)
+            measure_subject(work.section, lab, subject, settings)
+        for done, (key, item) in enumerate(items.items(), start=len(templates)):
+            work.progress(done, total, key)
+            measure_subject(work.section, lab, item_subject(lab, key, item, settings), settings)
+    work.progress(total, total, "done")
 
 
-def measure(section: Section, lab: Lab, subject: Subject, settings: FidelitySettings) -> None:
+def measure_subject(section: Section[FidelityRow], lab: Lab, subject: Subject, settings: Settings) -> None:
     """Fill the rows of one item."""
     keyed = {f"{each.group}/{each.name}/{subject.key}": each for each in subject.conditions}
-    todo = {key: condition for key, condition in keyed.items() if not section.row_done(key)}
+    todo = {key: condition for key, condition in keyed.items() if section.row(key) is None}
     both_ways = _BothWays(lab, lab.tokenizer.encode(subject.answer), settings.answer_tokens)
     for key, condition in todo.items():
-        row: Row = {"group": condition.group, "condition": condition.name, "item": subject.key}
+        row = FidelityRow(key=key, group=condition.group, condition=condition.name, item=subject.key)
         try:
-            laid_out = lab.lay_out(
-                condition.schema, condition.selection, condition.variant, answer_tokens=settings.answer_tokens
+            prompt = lab.lay_out(
+                condition.schema, condition.selection, condition.options, answer_tokens=settings.answer_tokens
             )
         except (ContextLengthError, PMLError) as exc:  # too long for this model's positions, or for a slot
-            section.add(key, row | {"skipped": exc.message.splitlines()[0]})
+            section.add(replace(row, skipped=exc.message.splitlines()[0]))
             continue
-        row |= {"tokens": laid_out.prompt.tokens, "end": laid_out.prompt.end}
-        section.add(key, row | both_ways.compare(laid_out).as_row())
+        section.add(replace(row, tokens=prompt.tokens, end=prompt.end, agreement=both_ways.compare(prompt)))
     if todo:
         lab.forget()
 
@@ -145,11 +130,11 @@ class _BothWays:
         self._answer_tokens = answer_tokens
         self._full: dict[bytes, Observation] = {}
 
-    def compare(self, laid_out: LaidOut) -> Agreement:
-        tokens = laid_out.prompt.in_position_order().tobytes()
+    def compare(self, prompt: LaidOut) -> Agreement:
+        tokens = prompt.in_position_order().tobytes()
         if tokens not in self._full:
-            self._full[tokens] = observe(self._lab, self._lab.full(laid_out.prompt), self._gold, self._answer_tokens)
-        cached = observe(self._lab, self._lab.cached(laid_out), self._gold, self._answer_tokens)
+            self._full[tokens] = observe(self._lab, self._lab.full(prompt), self._gold, self._answer_tokens)
+        cached = observe(self._lab, self._lab.cached(prompt), self._gold, self._answer_tokens)
         return agreement(self._full[tokens], cached)
 
 
@@ -157,7 +142,7 @@ def parameter_subjects(has_unk: bool) -> Iterator[Subject]:
     """Prompts with parameters, under each rule and with each placeholder."""
     for key, schema, selection, answer in parameter_prompts():
         conditions = [
-            Condition("parameters", f"{rule}, {placeholder}", schema, selection, Variant(rule, placeholder))
+            Condition("parameters", f"{rule}, {placeholder}", schema, selection, ComposeOptions(rule, placeholder))
             for rule in ENCODING_RULES
             for placeholder in PLACEHOLDERS
             if has_unk or placeholder != "unk"
@@ -165,7 +150,7 @@ def parameter_subjects(has_unk: bool) -> Iterator[Subject]:
         yield Subject(key, answer, tuple(conditions))
 
 
-def item_subject(lab: Lab, key: str, item: Item, settings: FidelitySettings) -> Subject:
+def item_subject(lab: Lab, key: str, item: Item, settings: Settings) -> Subject:
     """A question about documents: some of many of them, or all of few in every arrangement."""
     many = len(item.documents) >= ALL_DOCUMENTS
     question = question_of(_first_documents(item) if many else item, lab)
@@ -194,41 +179,43 @@ def _subset_conditions(question: Question, *, seed: str, chat: bool) -> Iterator
     selection = shuffled.ask([paths[place] for place in places], chat=chat)
     for rule in ENCODING_RULES:
         for tail in TAILS:
-            variant = Variant(rule, tail=tail)
-            yield Condition("subset", f"{rule}, tail={tail}", schema, selection, variant)
+            options = ComposeOptions(rule, tail=tail)
+            yield Condition("subset", f"{rule}, tail={tail}", schema, selection, options)
 
 
-def _module_conditions(question: Question, settings: FidelitySettings, *, chat: bool) -> Iterator[Condition]:
+def _module_conditions(question: Question, settings: Settings, *, chat: bool) -> Iterator[Condition]:
     """The documents in one and more modules; each with its own encoding rule."""
     for count in settings.module_counts:
         for rule in ENCODING_RULES:
-            yield _condition("modules", f"{count} module(s), {rule}", Arrangement(count), question, Variant(rule), chat)
+            yield _condition(
+                "modules", f"{count} module(s), {rule}", Arrangement(count), question, ComposeOptions(rule), chat
+            )
     most = max(settings.module_counts)
     if most > 1:
         arrangement = Arrangement(most, scaffold=True)
-        yield _condition("modules", f"{most} modules, scaffold", arrangement, question, Variant(), chat)
+        yield _condition("modules", f"{most} modules, scaffold", arrangement, question, ComposeOptions(), chat)
 
 
-def _gap_conditions(question: Question, settings: FidelitySettings, *, chat: bool) -> Iterator[Condition]:
+def _gap_conditions(question: Question, settings: Settings, *, chat: bool) -> Iterator[Condition]:
     """Gaps between documents that see each other (what gaps alone do), and between modules."""
     size = settings.spread_gap
     for name, count in (("one text", 0), (f"{max(settings.module_counts)} modules", max(settings.module_counts))):
         pieces = Arrangement(count).pieces(len(question.parts))
         for gap in settings.gaps:
             arrangement = Arrangement(count, gap, (pieces // 2,))
-            yield _condition("gaps", f"{name}, {gap} in the middle", arrangement, question, Variant(), chat)
+            yield _condition("gaps", f"{name}, {gap} in the middle", arrangement, question, ComposeOptions(), chat)
         for number in settings.spread:
             places = tuple(dict.fromkeys(pieces * (index + 1) // (number + 1) for index in range(number)))
             arrangement = Arrangement(count, size, places)
-            yield _condition("gaps", f"{name}, {size} in {number} gaps", arrangement, question, Variant(), chat)
+            yield _condition("gaps", f"{name}, {size} in {number} gaps", arrangement, question, ComposeOptions(), chat)
         front, end = Arrangement(count, size, (0,)), Arrangement(count, size, (pieces,))
-        yield _condition("gaps", f"{name}, {size} before the documents", front, question, Variant(), chat)
-        behind = Variant(tail="schema")
-        yield _condition("gaps", f"{name}, {size} before the question", end, question, behind, chat)
+        yield _condition("gaps", f"{name}, {size} before the documents", front, question, ComposeOptions(), chat)
+        whole = ComposeOptions(tail="schema")
+        yield _condition("gaps", f"{name}, {size} before the question", end, question, whole, chat)
 
 
 def _condition(
-    group: str, name: str, arrangement: Arrangement, question: Question, variant: Variant, chat: bool
+    group: str, name: str, arrangement: Arrangement, question: Question, options: ComposeOptions, chat: bool
 ) -> Condition:
     schema = arrangement.schema(question, chat=chat)
-    return Condition(group, name, schema, ask_all(question, schema, chat=chat), variant)
+    return Condition(group, name, schema, ask_all(question, schema, chat=chat), options)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.bench.lab import Continuation, Lab, Ready, log_probability
-from edge_pc.bench.metrics import common_prefix, edit_similarity
+from benchmarks.lab import Continuation, Lab, Ready, log_probability
+from benchmarks.metrics import common_prefix, edit_similarity
+from benchmarks.rows import Agreement, Parting
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.runtime.compare import kl_divergence
 
@@ -27,31 +27,6 @@ class Observation:
     gold_nats: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Reuse against full prefill of the same tokens.
-
-    Attributes:
-        kl: Kullback-Leibler divergence of the first token's distribution from the full one, in nats.
-        same_first_token: both have the same likeliest first token.
-        gold_full, gold_cached: log-likelihood of the right answer per token, in nats.
-        same_tokens: tokens of the greedy answers before the first that differs.
-        answer_tokens: tokens of the full one.
-        edit_similarity: of the two greedy answers, 1 when they are the same.
-    """
-
-    kl: float
-    same_first_token: bool
-    gold_full: float | None
-    gold_cached: float | None
-    same_tokens: int
-    answer_tokens: int
-    edit_similarity: float
-
-    def as_row(self) -> dict[str, Any]:
-        return {name: round(value, 5) if isinstance(value, float) else value for name, value in asdict(self).items()}
-
-
 def observe(lab: Lab, ready: Ready, gold: Sequence[int], max_tokens: int) -> Observation:
     """Continue a prompt greedily, and measure the likelihood of the right answer's tokens `gold`."""
     answer = lab.greedy(ready, max_tokens)
@@ -64,17 +39,17 @@ def agreement(full: Observation, cached: Observation) -> Agreement:
     answers = full.answer.token_ids, cached.answer.token_ids
     first_full, first_cached = full.answer.logits[0], cached.answer.logits[0]
     return Agreement(
-        kl=kl_divergence(first_full, first_cached),
+        kl=round(kl_divergence(first_full, first_cached), 5),
         same_first_token=int(np.argmax(first_full)) == int(np.argmax(first_cached)),
-        gold_full=full.gold_nats,
-        gold_cached=cached.gold_nats,
+        gold_full=None if full.gold_nats is None else round(full.gold_nats, 5),
+        gold_cached=None if cached.gold_nats is None else round(cached.gold_nats, 5),
         same_tokens=common_prefix(*answers),
         answer_tokens=len(answers[0]),
-        edit_similarity=edit_similarity(*answers),
+        edit_similarity=round(edit_similarity(*answers), 5),
     )
 
 
-def parting(full: Continuation, cached: Continuation, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def parting(full: Continuation, cached: Continuation, tokenizer: Tokenizer) -> Parting | None:
     """Where two greedy answers part, and how sure each way was of its own token there; None: they are the same.
 
     A full prefill that was nearly undecided there (its two probabilities are close) explains a difference by chance; a
@@ -88,10 +63,10 @@ def parting(full: Continuation, cached: Continuation, tokenizer: Tokenizer) -> d
     def probability(way: Continuation, token: int) -> float:
         return round(float(np.exp(log_probability(way.logits[index], token))), 4)
 
-    return {
-        "token": index,
-        "full_chose": tokenizer.decode([chosen]),
-        "cached_chose": tokenizer.decode([other]),
-        "full_probabilities": [probability(full, chosen), probability(full, other)],
-        "cached_probabilities": [probability(cached, chosen), probability(cached, other)],
-    }
+    return Parting(
+        token=index,
+        full_chose=tokenizer.decode([chosen]),
+        cached_chose=tokenizer.decode([other]),
+        full_probabilities=(probability(full, chosen), probability(full, other)),
+        cached_probabilities=(probability(cached, chosen), probability(cached, other)),
+    )

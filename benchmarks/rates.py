@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rows import Rates
 from edge_pc.system.cpu import allowed_cpus
 
 # Far more than any cache of a laptop; less where memory is short.
@@ -18,23 +18,6 @@ _REPEATS = 5
 _MATRIX = 1024
 _ROWS = 512
 _BLOCK = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Measured rates; the best of a few runs, since whatever disturbs makes them lower.
-
-    Attributes:
-        copy_gbps: bytes read and written per second by a copy, in 10^9.
-        read_gbps: bytes read per second, in 10^9.
-        float32_gflops: of a float32 matrix product by numpy, in 10^9 operations per second.
-        int8_gflops: of the product of float32 rows with 8-bit blocks, by ONNX Runtime's kernel for our weights.
-    """
-
-    copy_gbps: float
-    read_gbps: float
-    float32_gflops: float
-    int8_gflops: float
 
 
 def measure_rates(memory_bytes: int = 0) -> Rates:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_pc.bench.datasets import Document, Item
-from edge_pc.bench.lab import Lab, LaidOut
+from benchmarks.datasets import Document, Item
+from benchmarks.lab import Lab
 from edge_pc.compose.documents import cut_at_paragraphs, nested
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.errors import OptionError
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.model import FreeText, Location, Module, Node, Schema, Selection, Text, Turn
@@ -116,7 +117,7 @@ def question_of(item: Item, lab: Lab) -> Question:
     alone = len(item.documents) == 1
     texts = [_written(document, number) for number, document in enumerate(item.documents, start=1)]
     parts = [tuple(cut_at_paragraphs(text)) if alone else (text,) for text in texts]
-    room = lab.spec.max_positions - lay_out(Question(item, task, (), 0), lab).prompt.end - task.max_tokens
+    room = lab.spec.max_positions - lay_out(Question(item, task, (), 0), lab).end - task.max_tokens
     kept, cut_tokens = _fit(parts, room, lab.tokenizer)
     return Question(item, task, kept, cut_tokens)
 

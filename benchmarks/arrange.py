@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from edge_pc.bench.questions import NOWHERE, Question, wrap
+from benchmarks.questions import NOWHERE, Question, wrap
 from edge_pc.pml.model import Module, Node, Parameter, Scaffold, Schema, Selection, Text
 
 

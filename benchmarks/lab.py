@@ -1,6 +1,6 @@
 """One opened model for experiments: a prompt prepared under any encoding rule, and continued as often as wanted.
 
-A full prefill is the dear part of every comparison. `Lab.full` computes it once and keeps its states in memory, so that
+Full prefill is what takes long in every comparison. `Lab.full` computes it once and keeps its states in memory, so that
 an answer, the likelihood of another answer and a repeat each cost a few tokens. Stored states live in a folder that
 is deleted with the lab.
 """
@@ -14,34 +14,22 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from edge_pc.backends import open_backend
-from edge_pc.backends.base import BackendOptions, Context, DecodeStep, KVStates, Logits, Plan, Span
-from edge_pc.bench.setup import BenchOptions, model_path
-from edge_pc.compose.choices import EncodingRule, Placeholder, Tail
-from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
-from edge_pc.compose.laid_out import LaidOut, check_length, lay_out_prompt
-from edge_pc.compose.schema_layout import SchemaLayout, lay_out
-from edge_pc.models.chat_template import ChatTemplate
+from edge_pc.backends.base import DecodeStep, KVStates, Logits, Plan, Span
+from edge_pc.bench.work import Work, model_path
+from edge_pc.compose.composer import ComposeOptions, Composer
+from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.pml import Schema, Selection
 from edge_pc.runtime.encoder import Encoder
 from edge_pc.store import StateStore
-from edge_pc.system.home import make_home
 
 # Tokens of a full prefill that are computed again with each continuation: as many as a short question has, so that
 # they go through the same kernels.
 CONTINUED_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to reuse states; the defaults are the engine's."""
-
-    encoding: EncodingRule = "guaranteed"
-    placeholder: Placeholder = "nothing"
-    tail: Tail = "imported"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,14 +53,6 @@ class Continuation:
     logits: tuple[Logits, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaidOut:
-    """A prompt with its tokens and positions, and what gets its states."""
-
-    prompt: LaidOut
-    encoder: Encoder
-
-
 class Lab:
     """A model and a temporary store.
 
@@ -88,15 +68,13 @@ class Lab:
     def __init__(
         self, model: Path, *, backend: str = "onnx", threads: int | None = None, folder: Path | None = None
     ) -> None:
-        self.backend = open_backend(backend, model, BackendOptions(threads=threads))
+        self.backend = open_backend(backend, model, {"threads": threads})
         self.spec = self.backend.spec
         self.tokenizer = self.backend.tokenizer
-        self.template = ChatTemplate(self.backend.chat_template, self.spec.special_tokens)
-        self._model = model.name
         self._folder = tempfile.TemporaryDirectory(prefix="edge-pc-bench-", dir=folder)
         self.store = StateStore(Path(self._folder.name))
-        unk = self.spec.special_tokens.get("unk_token")
-        self._unk_id = self.tokenizer.id_of(unk) if unk else None
+        self._encoder = Encoder(self.backend, self.store, model.name)
+        self._composers: dict[ComposeOptions, Composer] = {}
 
     def __enter__(self) -> Lab:
         return self
@@ -115,37 +93,37 @@ class Lab:
     @property
     def chat(self) -> bool:
         """Whether the model has a chat template."""
-        return self.backend.chat_template is not None
+        return self.backend.chat_template.source is not None
 
     @property
     def has_unk(self) -> bool:
         """Whether `placeholder="unk"` is possible with this model."""
-        return self._unk_id is not None
-
-    def lay_out_schema(self, schema: Schema) -> SchemaLayout:
-        """As `Engine.load_schema`."""
-        spec = self.spec
-        return lay_out(schema, self.tokenizer, self.template, bos_id=spec.bos_id, max_positions=spec.max_positions)
+        unk = self.spec.special_tokens.get("unk_token")
+        return unk is not None and self.tokenizer.id_of(unk) is not None
 
     def lay_out(
-        self, schema: Schema, selection: Selection, variant: Variant = Variant(), *, answer_tokens: int = 1
+        self,
+        schema: Schema,
+        selection: Selection,
+        options: ComposeOptions = ComposeOptions(),
+        *,
+        answer_tokens: int = 1,
     ) -> LaidOut:
         """Give a checked prompt its tokens and positions.
 
         Raises:
             ContextLengthError: the schema, or the prompt and its answer, are longer than the model's positions.
         """
-        layout = self.lay_out_schema(schema)
-        options = EncodingOptions(variant.encoding, variant.placeholder, self._unk_id)
-        encodings = SchemaEncodings(layout, (self.spec.fingerprint, self.backend.kv_layout.name), options)
-        prompt = lay_out_prompt(selection, encodings, layout, self.tokenizer, self.template, variant.tail)
+        if options not in self._composers:
+            self._composers[options] = Composer(self.backend, self.backend.kv_layout.name, options)
+        prompt = self._composers[options].compose(schema, selection)
         check_length(prompt, answer_tokens, self.spec.max_positions)
-        return LaidOut(prompt, Encoder(self.backend, self.store, layout, encodings, self._model))
+        return prompt
 
-    def cached(self, laid_out: LaidOut) -> Ready:
+    def cached(self, prompt: LaidOut) -> Ready:
         """Get the states of a prompt's modules, from the store or by encoding them."""
-        states = [obtained.states for obtained in laid_out.encoder.obtain_all(laid_out.prompt.encodings)]
-        return Ready(laid_out.prompt.cached_plan(states, exact=False), laid_out.prompt.end)
+        states = [obtained.states for obtained in self._encoder.obtain(prompt.encodings)]
+        return Ready(prompt.cached_plan(states, exact=False), prompt.end)
 
     def full(self, prompt: LaidOut) -> Ready:
         """Compute a prompt in full, and keep all states but those of its last tokens in memory.
@@ -194,23 +172,21 @@ class Lab:
         self.store.remove(entry.key for entry in self.store.entries())
 
     @contextmanager
-    def _prefilled(self, ready: Ready, further: int) -> Iterator[tuple[Context, Logits]]:
+    def _prefilled(self, ready: Ready, further: int) -> Iterator[tuple[Any, Logits]]:
         """A context that holds the prompt and has room for `further` tokens, and the first one's logits."""
         cells = ready.plan.cached_tokens + len(ready.plan.token_ids) + further
         with closing(self.backend.new_context(cells)) as context:
             yield context, context.prefill(ready.plan).logits
 
-    def _decode(self, context: Context, token: int, position: int) -> Logits:
+    def _decode(self, context: Any, token: int, position: int) -> Logits:
         (logits,) = self.backend.decode([DecodeStep(context, token, position)])
         return logits
 
 
-def open_lab(options: BenchOptions, backend: str) -> Lab:
-    """A lab for what a bench was asked to measure; its caller closes it."""
-    path = model_path(options, backend)
-    folder = options.cache_dir or make_home()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Lab(path, backend=backend, threads=options.threads, folder=folder)
+def open_lab(work: Work[Any]) -> Lab:
+    """A lab for what an experiment was asked to measure; its caller closes it."""
+    (backend,) = work.backends
+    return Lab(model_path(work.options, backend), backend=backend, threads=work.options.threads, folder=work.folder)
 
 
 def log_probability(logits: Logits, token: int) -> float:

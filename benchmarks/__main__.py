@@ -1,0 +1,67 @@
+"""`python -m benchmarks NAME`: experiments that fill sections of a report of `edge-pc bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.benches import EXPERIMENTS
+from edge_pc.bench.report import Report
+from edge_pc.cli import main
+from edge_pc.cli.bench import Measurement, measurement_options, measuring_command, run, write
+from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
+from edge_pc.cli.output import Output
+
+# Those that take data sets, and how many items of each they take.
+_ITEMS = {"fidelity": 20, "accuracy": 100}
+
+
+def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(map(Path, values))
+
+
+datasets_argument = click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1, callback=_paths)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def experiments() -> None:
+    """Experiments on reuse. They fill sections of the report that `edge-pc bench` begins (-o)."""
+
+
+for _name, _bench in EXPERIMENTS.items():
+    _more: list[Any] = []
+    if _name in _ITEMS:
+        _help = f"Take the first N of each data set.  [default: {_ITEMS[_name]}]"
+        _more = [datasets_argument, option("--items", type=click.IntRange(min=1), metavar="N", help=_help)]
+    experiments.add_command(measuring_command(_name, _bench, *_more))
+
+
+@experiments.command("all", cls=GroupedCommand)
+@datasets_argument
+@measurement_options
+@output_options
+def run_all(datasets: tuple[Path, ...], measurement: Measurement, output: OutputOptions) -> None:
+    """Run all experiments, one after the other. Accuracy needs data sets."""
+    out = Output(output)
+    for name, bench in EXPERIMENTS.items():
+        if name in _ITEMS and datasets:
+            run({name: bench}, measurement, out, datasets=datasets)
+        elif name != "accuracy":
+            run({name: bench}, measurement, out)
+
+
+@experiments.command("compare", cls=GroupedCommand)
+@click.argument("reports", metavar="A.json B.json...", nargs=-1, required=True)
+@option("-o", "--name", metavar="NAME", default="edge-pc-machines", show_default=True, help="NAME.md, .html and .png.")
+def compare(reports: tuple[str, ...], name: str) -> None:
+    """As `edge-pc bench compare`, with what explains the difference."""
+    from benchmarks import explain
+
+    document = explain.compare([Report.load(Path(path)) for path in reports])
+    write(document, Path(f"{name}.html"), Path(f"{name}.md"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(group=experiments, name="python -m benchmarks"))

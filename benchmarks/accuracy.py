@@ -1,0 +1,114 @@
+"""`python -m benchmarks accuracy`: are answers with reused states as right as those of full prefill, on real questions?
+
+Each item is answered greedily both ways, scored, and written into the report; after an interruption the next item
+follows, and data sets can be added later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import accuracy_tables
+from benchmarks.datasets import Item, dataset_name, read_items
+from benchmarks.lab import Lab, open_lab
+from benchmarks.metrics import METRICS, best
+from benchmarks.observe import Observation, agreement, observe, parting
+from benchmarks.questions import Question, lay_out, question_of, task_of
+from benchmarks.rows import AccuracyRow, Compared, ScoredAnswer
+from edge_pc.bench.work import Work
+from edge_pc.errors import ContextLengthError, OptionError
+
+tables = accuracy_tables.tables
+
+# Counted for every data set, beside its own metric.
+WORD_METRICS = ("f1", "substring", "rouge_l")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        datasets: files as `read_items` takes them; their names, without endings, name their rows.
+        items: of each data set, from the first on.
+    """
+
+    datasets: tuple[Path, ...] = field(default=(), metadata={"adds_rows": True})
+    items: int = field(default=100, metadata={"adds_rows": True})
+
+    @classmethod
+    def quick(cls) -> Settings:
+        """A size that takes about a minute."""
+        return cls(items=4)
+
+
+def measure(work: Work[AccuracyRow], settings: Settings) -> None:
+    """Answer all items both ways; every file is read and checked before the first.
+
+    Raises:
+        OptionError: a file is malformed, two have one name, or its answers cannot be scored.
+    """
+    keyed = _keyed_items(settings)
+    todo = [(key, item) for key, item in keyed.items() if work.section.row(key) is None]
+    if todo:
+        with open_lab(work) as lab:
+            for done, (key, item) in enumerate(todo, start=len(keyed) - len(todo)):
+                work.progress(done, len(keyed), key)
+                work.section.add(measure_item(lab, item, key))
+    work.progress(len(keyed), len(keyed), "done")
+
+
+def _keyed_items(settings: Settings) -> dict[str, Item]:
+    keyed: dict[str, Item] = {}
+    for path in settings.datasets:
+        name = dataset_name(path)
+        for item in read_items(path)[: settings.items]:
+            task_of(item)
+            key = f"{name}/{item.key}"
+            if key in keyed:
+                raise OptionError(f"two data sets are called {name!r}", hint="rename one of the files")
+            keyed[key] = item
+    return keyed
+
+
+def measure_item(lab: Lab, item: Item, key: str) -> AccuracyRow:
+    """One item both ways."""
+    compared, skipped = None, ""
+    try:
+        compared = _compare(lab, question_of(item, lab))
+    except ContextLengthError as exc:
+        skipped = exc.message.splitlines()[0]
+    dataset = key.partition("/")[0]
+    return AccuracyRow(
+        key=key, dataset=dataset, question=item.question, right=item.answers, compared=compared, skipped=skipped
+    )
+
+
+def _compare(lab: Lab, question: Question) -> Compared:
+    most = question.task.max_tokens
+    gold = lab.tokenizer.encode(question.item.answers[0])[:most]
+    prompt = lay_out(question, lab)
+    full = observe(lab, lab.full(prompt), gold, most)
+    cached = observe(lab, lab.cached(prompt), gold, most)
+    lab.forget()
+    return Compared(
+        metric=question.task.metric,
+        documents=len(question.parts),
+        prompt_tokens=prompt.tokens,
+        computed_tokens=len(prompt.token_ids),
+        cut_tokens=question.cut_tokens,
+        full=_answer(lab, question, full),
+        cached=_answer(lab, question, cached),
+        agreement=agreement(full, cached),
+        parting=parting(full.answer, cached.answer, lab.tokenizer),
+    )
+
+
+def _answer(lab: Lab, question: Question, observation: Observation) -> ScoredAnswer:
+    """The text of an answer, and its scores."""
+    text = lab.tokenizer.decode(observation.answer.token_ids).strip()
+    # A model that goes on after its answer goes on in a new line; LongBench cuts there for short answers.
+    scored = text if question.task.metric == "rouge_l" else text.partition("\n")[0]
+    names = dict.fromkeys([question.task.metric, *WORD_METRICS])
+    return ScoredAnswer(text, {name: round(best(METRICS[name], scored, question.item.answers), 5) for name in names})
