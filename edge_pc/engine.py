@@ -20,7 +20,7 @@ from typing import Any
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
 from edge_pc.compose.choices import EncodingRule, Placeholder, Tail
 from edge_pc.compose.composer import ComposeOptions, Composer
-from edge_pc.compose.documents import BYTES_PER_TOKEN, documents_schema, question, read_documents
+from edge_pc.compose.documents import BYTES_PER_TOKEN, DocumentReader, documents_schema, question, read_documents
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
 from edge_pc.errors import EngineError
@@ -87,6 +87,7 @@ class Engine:
         self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
         self._schemas: dict[str, Schema] = {}
+        self._reader = DocumentReader()
         self._process = os.getpid()
         self._open = True
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
@@ -269,7 +270,8 @@ class Engine:
         """As `lay_out`, for a question about files; see `ask`."""
         paths = [files] if isinstance(files, str | Path) else files
         chat = self.backend.chat_template.source is not None
-        documents = read_documents([Path(path) for path in paths], self.spec.max_positions * BYTES_PER_TOKEN)
+        max_bytes = self.spec.max_positions * BYTES_PER_TOKEN
+        documents = read_documents([Path(path) for path in paths], max_bytes, self._reader.read)
         schema, modules = documents_schema(documents, chat=chat)
         return self.composer.compose(schema, question(text, modules, chat=chat))
 

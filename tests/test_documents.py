@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from edge_pc.compose.composer import Composer
 from edge_pc.compose.documents import (
     MAX_PARTS,
     PART_CHARACTERS,
+    DocumentReader,
     cut_at_paragraphs,
     documents_schema,
     nested,
@@ -214,3 +216,42 @@ class TestTooLong:
         assert lines[0].startswith("schema 's' takes ")
         assert lines[1].split() == ["129", f"…{'m' * 57}29"]
         assert "union" in lines[-1]
+
+
+class TestReadingAgain:
+    """A file that did not change is not read again."""
+
+    @staticmethod
+    def settled(path: Path, text: str) -> Path:
+        """Write a file, and wait until a change of it would show in its time stamps."""
+        path.write_text(text)
+        time.sleep(0.02)
+        return path
+
+    def test_what_did_not_change_is_not_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        reader = DocumentReader()
+        path = self.settled(tmp_path / "a.txt", "one")
+        assert reader.read(path, MIB) == "one"
+        monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened again"))
+        assert reader.read(path, MIB) == "one"
+
+    def test_an_edit_is_seen_also_of_the_same_length_and_time(self, tmp_path: Path) -> None:
+        reader = DocumentReader()
+        path = self.settled(tmp_path / "a.txt", "one")
+        assert reader.read(path, MIB) == "one"
+        before = path.stat()
+        path.write_text("two")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert reader.read(path, MIB) == "two"
+        path.write_text("six")
+        assert reader.read(path, MIB) == "six", "a file just written may change within one tick of the clock"
+        path.unlink()
+        with pytest.raises(OptionError, match="cannot be read"):
+            reader.read(path, MIB)
+
+    def test_a_limit_holds_for_what_is_known_too(self, tmp_path: Path) -> None:
+        reader = DocumentReader()
+        path = self.settled(tmp_path / "a.txt", "one")
+        reader.read(path, MIB)
+        with pytest.raises(OptionError, match="bytes"):
+            reader.read(path, 2)

@@ -8,11 +8,14 @@ follows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_pc.errors import OptionError
 from edge_pc.pml.model import NOWHERE, FreeText, Module, Node, Schema, Selection, Text, Turn
+from edge_pc.system.identity import identity_of, is_settled
 from edge_pc.system.text import TextFileError, read_text
 
 SCHEMA_NAME = "documents"
@@ -28,11 +31,46 @@ BYTES_PER_TOKEN = 256
 _INSTRUCTION = "Answer the question using the documents below."
 
 
-def read_documents(files: Sequence[Path], max_bytes: int) -> list[tuple[str, str]]:
+# Files whose text is kept, those read last.
+_KEPT_FILES = 256
+
+
+class DocumentReader:
+    """Reads text files; one that did not change since is not read again. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: OrderedDict[Path, tuple[str, str]] = OrderedDict()
+
+    def read(self, path: Path, max_bytes: int) -> str:
+        """The text of a file; see `read_text`."""
+        try:
+            status = path.stat()
+        except (OSError, ValueError):
+            return read_text(path, max_bytes)  # says what is wrong
+        identity = identity_of(status)
+        with self._lock:
+            known = self._texts.get(path.absolute())
+        if known is not None and known[0] == identity and status.st_size <= max_bytes:
+            return known[1]
+        text = read_text(path, max_bytes)
+        if is_settled(status) and identity_of(path.stat()) == identity:
+            with self._lock:
+                self._texts[path.absolute()] = (identity, text)
+                self._texts.move_to_end(path.absolute())
+                if len(self._texts) > _KEPT_FILES:
+                    self._texts.popitem(last=False)
+        return text
+
+
+def read_documents(
+    files: Sequence[Path], max_bytes: int, read: Callable[[Path, int], str] = read_text
+) -> list[tuple[str, str]]:
     """(name, text) of each file, names made unique.
 
     Args:
         max_bytes: of all files together.
+        read: gives the text of a file of at most so many bytes.
 
     Raises:
         OptionError: there is no file, or one is too large, empty, no plain file, or cannot be read as UTF-8 text.
@@ -41,7 +79,7 @@ def read_documents(files: Sequence[Path], max_bytes: int) -> list[tuple[str, str
         raise OptionError("no file is given", hint="name at least one text file to ask about")
     documents: dict[str, str] = {}
     for file in files:
-        text = read_text(file, max_bytes)
+        text = read(file, max_bytes)
         if not text.strip():
             raise TextFileError(file, "the file is empty", hint="leave it out")
         # A file's name is bytes; the model is given text.

@@ -14,6 +14,11 @@ def identity_of(status: os.stat_result) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
 
 
+def is_settled(status: os.stat_result) -> bool:
+    """Whether a change of the file from now on would show in its identity."""
+    return time.time_ns() - status.st_ctime_ns > _CLOCK_TICK_NS
+
+
 def wait_for_clock_tick(status: os.stat_result) -> None:
     """Sleep (at most one tick) until a change of the file would show in its time stamps."""
     remaining = status.st_ctime_ns + _CLOCK_TICK_NS - time.time_ns()
