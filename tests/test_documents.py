@@ -253,5 +253,5 @@ class TestReadingAgain:
         reader = DocumentReader()
         path = self.settled(tmp_path / "a.txt", "one")
         reader.read(path, MIB)
-        with pytest.raises(OptionError, match="bytes"):
+        with pytest.raises(OptionError, match="room for 2 B"):
             reader.read(path, 2)
