@@ -48,18 +48,17 @@ transcript: $(VENV)/.core
 # make bench DATASETS="a.jsonl.gz b.jsonl.gz"
 RESULTS ?= docs/results/here/report.json
 DATASETS ?=
-BENCH_OPTIONS ?=
 
 bench: $(VENV)/.bench
 	@$(EDGE_PC) pull smollm2
 	@$(EDGE_PC) export smollm2
-	$(EDGE_PC) bench all $(BENCH_OPTIONS) --report $(RESULTS)
-	$(BIN)/python -m benchmarks all $(BENCH_OPTIONS) --report $(RESULTS) $(DATASETS)
+	$(EDGE_PC) bench all --report $(RESULTS)
+	$(BIN)/python -m benchmarks all --report $(RESULTS) $(DATASETS)
 	$(EDGE_PC) bench report $(RESULTS)
 
 bench-quick:
 	@rm -rf build/bench-quick
-	@$(MAKE) bench RESULTS=build/bench-quick/report.json BENCH_OPTIONS=--quick
+	@EDGE_PC_QUICK=1 $(MAKE) bench RESULTS=build/bench-quick/report.json
 
 clean:
 	rm -rf $(VENV) $(DEMO_STATES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -13,6 +13,7 @@ from edge_pc.cli import main
 from edge_pc.cli.bench import Measurement, measurement_options, measuring_command, run, write
 from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
+from edge_pc.cli.values import PATH
 
 # Those that take data sets, and how many items of each they take.
 _ITEMS = {"fidelity": 20, "accuracy": 100}
@@ -22,7 +23,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return tuple(map(Path, values))
 
 
-datasets_argument = click.argument("datasets", metavar="[DATASET.jsonl[.gz]...]", nargs=-1, callback=_paths)
+datasets_argument = click.argument("datasets", type=PATH, metavar="[DATASET.jsonl[.gz]...]", nargs=-1, callback=_paths)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -53,8 +54,16 @@ def run_all(datasets: tuple[Path, ...], measurement: Measurement, output: Output
 
 
 @experiments.command("compare", cls=GroupedCommand)
-@click.argument("reports", metavar="A.json B.json...", nargs=-1, required=True)
-@option("-o", "--name", metavar="NAME", default="edge-pc-machines", show_default=True, help="NAME.md, .html and .png.")
+@click.argument("reports", type=PATH, metavar="A.json B.json...", nargs=-1, required=True)
+@option(
+    "-o",
+    "--name",
+    type=PATH,
+    metavar="NAME",
+    default="edge-pc-machines",
+    show_default=True,
+    help="NAME.md, .html and .png.",
+)
 def compare(reports: tuple[str, ...], name: str) -> None:
     """As `edge-pc bench compare`, with what explains the difference."""
     from benchmarks import explain

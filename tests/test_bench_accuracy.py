@@ -27,6 +27,7 @@ from edge_pc.bench.work import BenchOptions
 from edge_pc.engine import Engine
 from edge_pc.errors import OptionError
 from edge_pc.pml import build_prompt
+from edge_pc.progress import Progress
 from edge_pc.runtime.prefill import Serving
 from edge_pc.runtime.sampling import Sampling
 
@@ -163,10 +164,12 @@ def test_every_item_is_measured_once_and_data_sets_can_be_added(
 
     second = write(tmp_path / "second.jsonl", dataset="qmsum")
     shown: list[tuple[int, int, str]] = []
-    run(saved, tiny_model, first, second, items=3, progress=lambda *now: shown.append(now))
+    run(
+        saved, tiny_model, first, second, items=3, on_progress=lambda now: shown.append((now.done, now.total, now.text))
+    )
     assert measured == ["first/i0", "first/i1", "interrupted", "first/i2", "second/i0", "second/i1", "second/i2"]
-    assert shown[0] == (2, 6, "first/i2")
-    assert shown[-1] == (6, 6, "done")
+    assert shown[0] == Progress(2, 6, "first/i2")
+    assert shown[-1] == Progress(6, 6, "done")
     right = {(row[0], row[1], row[2]) for row in saved.tables("accuracy")[0].rows}
     assert ("first", "3", "f1 (its own, %)") in right
     assert ("second", "3", "rouge_l (its own, %)") in right

@@ -259,7 +259,7 @@ def test_the_whole_bench_on_a_tiny_model(backend: str, tiny_model: Path, tiny_gg
     options = BenchOptions(str(tiny_model), tiny_gguf, (backend,), threads=1, cache_dir=tmp_path / "states")
     report = bench_tools.new_report(tmp_path / "r.json")
     told: list[str] = []
-    rows = bench_tools.measured("ttft", report, options, TINY, progress=lambda done, total, text: told.append(text))
+    rows = bench_tools.measured("ttft", report, options, TINY, on_progress=lambda now: told.append(now.text))
     assert {row.way for row in rows} == {"encode", "cached", "again", "in_place", "full"}
     assert told
     lengths = report.tables("ttft")[0]

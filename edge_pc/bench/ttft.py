@@ -6,7 +6,7 @@ modules. What the ways are that each point is timed in, `ways.py` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from edge_pc.bench.rows import BaselineRow, TtftRow, samples_of
 from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import affordable_rounds, interleave
 from edge_pc.bench.ways import LATER_TOKENS, EngineWays, Prepared
-from edge_pc.bench.work import Progress, Work, model_path, no_progress
+from edge_pc.bench.work import Work, model_path
 from edge_pc.system.cpu import allowed_cpus
 
 tables, pictures = ttft_tables.tables, ttft_pictures.pictures
@@ -136,8 +136,12 @@ class Points:
         self._axes = axes(settings, max_positions)
         self._full_ms = full_ms_per_token * _GROWTH_ALLOWANCE
 
-    def measure(self, progress: Progress = no_progress) -> None:
-        """Fill the rows; those that are there are not measured again."""
+    def measure(self, progress: Callable[[int, int, str], None] = lambda done, total, text: None) -> None:
+        """Fill the rows; those that are there are not measured again.
+
+        Args:
+            progress: told (done, total, what comes next).
+        """
         # Shapes of the same modules follow one another: what is stored serves them all.
         shapes = sorted({s for on in self._axes.values() for s in on}, key=lambda s: (s.cached, s.modules, s.new))
         stored = None

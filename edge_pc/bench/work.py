@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from edge_pc.bench.report import R, Report, Section
 from edge_pc.engine import Engine
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.models import registry
+from edge_pc.progress import OnProgress, Progress
 from edge_pc.system.cpu import allowed_cpus
 from edge_pc.system.home import make_home
 
@@ -27,15 +28,8 @@ if TYPE_CHECKING:
 STATES_FOLDER = "bench-states"
 LLAMA_QUANT = "q8_0"
 
-# progress(done, total, text): how far a bench is, in pieces of work, and which piece comes next.
-Progress = Callable[[int, int, str], None]
-
 # What all sections share of a model's facts.
 _SIZES = ("architecture", "layers", "heads", "kv_heads", "head_dim", "hidden_size", "vocab_size", "max_positions")
-
-
-def no_progress(done: int, total: int, text: str) -> None:
-    """A `Progress` that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ class Work(Generic[R]):
         options: what is measured, and with what.
         backends: to measure.
         folder: for states while they are measured.
-        progress: to be told what comes next.
+        on_progress: told how far the bench is, in pieces of work, and which piece comes next.
         command: the words of the command line.
     """
 
@@ -77,8 +71,13 @@ class Work(Generic[R]):
     options: BenchOptions
     backends: Sequence[str]
     folder: Path
-    progress: Progress = no_progress
+    on_progress: OnProgress | None = None
     command: Sequence[str] = ()
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Say how far the bench is."""
+        if self.on_progress is not None:
+            self.on_progress(Progress(done, total, text))
 
     @contextmanager
     def engine(self, backend: str, threads: int | None = None) -> Iterator[Engine]:
@@ -95,7 +94,7 @@ def fill(
     report: Report,
     options: BenchOptions,
     settings: Any,
-    progress: Progress = no_progress,
+    on_progress: OnProgress | None = None,
     *,
     command: Sequence[str] = (),
     restart: bool = False,
@@ -119,7 +118,7 @@ def fill(
     module = bench.load()
     section = report.section(name, bench.row, bench.title, asked, about=bench.about, command=command, restart=restart)
     with states_folder(options) as folder:
-        work: Work[Any] = Work(report, section, options, backends, folder, progress, command)
+        work: Work[Any] = Work(report, section, options, backends, folder, on_progress, command)
         try:
             module.measure(work, settings)
         finally:

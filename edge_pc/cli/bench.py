@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_pc.backends import BACKENDS
 from edge_pc.bench.benches import BENCHES, Measuring, measuring
+from edge_pc.checks import THREADS
 from edge_pc.cli.options import GroupedCommand, OutputOptions, grouped, model_option, option, output_options
 from edge_pc.cli.output import Output
+from edge_pc.cli.values import PATH, number
 from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,28 +46,30 @@ measurement_options = grouped(
     option(
         "--gguf",
         group=_MODEL,
+        type=PATH,
         metavar="FILE",
         help="The file for llama.cpp.  [default: a pulled model's weights in Q8_0, made once]",
     ),
     option(
         "--backend",
         group=_MODEL,
-        type=click.Choice(["onnx", "llamacpp"]),
+        type=click.Choice(list(BACKENDS)),
         multiple=True,
         help="What runs the model. Repeatable.  [default: all that are installed]",
     ),
     option(
         "--threads",
         group=_MODEL,
-        type=click.IntRange(min=1),
+        type=number(THREADS),
         metavar="N",
         help="Compute threads.  [default: what is fastest for a full prefill]",
     ),
-    option("--bench-dir", group=_MODEL, metavar="DIR", help=_FOLDER_HELP),
+    option("--bench-dir", group=_MODEL, type=PATH, metavar="DIR", help=_FOLDER_HELP),
     option(
         "-o",
         "--report",
         group=_REPORT,
+        type=PATH,
         metavar="FILE",
         default="edge-pc-bench.json",
         show_default=True,
@@ -157,8 +162,8 @@ for _name, _bench in measuring(BENCHES).items():
 
 
 @bench.command("report", cls=GroupedCommand, help=BENCHES["report"].help)
-@click.argument("report", metavar="REPORT.json")
-@option("-o", "--html", metavar="FILE", help="The page to write.  [default: the report's name with .html]")
+@click.argument("report", type=PATH, metavar="REPORT.json")
+@option("-o", "--html", type=PATH, metavar="FILE", help="The page to write.  [default: the report's name with .html]")
 @output_options
 def make_page(report: str, html: str | None, output: OutputOptions) -> None:
     from edge_pc.bench.report import Report
@@ -170,10 +175,11 @@ def make_page(report: str, html: str | None, output: OutputOptions) -> None:
 
 
 @bench.command("compare", cls=GroupedCommand, help=BENCHES["compare"].help)
-@click.argument("reports", metavar="A.json B.json...", nargs=-1, required=True)
+@click.argument("reports", type=PATH, metavar="A.json B.json...", nargs=-1, required=True)
 @option(
     "-o",
     "--name",
+    type=PATH,
     metavar="NAME",
     default="edge-pc-machines",
     show_default=True,
