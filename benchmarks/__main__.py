@@ -10,7 +10,7 @@ import click
 from benchmarks.benches import EXPERIMENTS
 from edge_pc.bench.report import Report
 from edge_pc.cli import main
-from edge_pc.cli.bench import Measurement, measurement_options, measuring_command, run, write
+from edge_pc.cli.bench import InOrder, Measurement, measurement_options, measuring_command, run, write
 from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.cli.values import PATH
@@ -26,7 +26,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 datasets_argument = click.argument("datasets", type=PATH, metavar="[DATASET.jsonl[.gz]...]", nargs=-1, callback=_paths)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def experiments() -> None:
     """Experiments on reuse. They fill sections of the report that `edge-pc bench` begins (-o)."""
 

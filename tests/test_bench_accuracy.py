@@ -163,10 +163,8 @@ def test_every_item_is_measured_once_and_data_sets_can_be_added(
     assert saved.tables("accuracy")[0].rows[0][:2] == ("first", "2"), "an interrupted bench shows what it has"
 
     second = write(tmp_path / "second.jsonl", dataset="qmsum")
-    shown: list[tuple[int, int, str]] = []
-    run(
-        saved, tiny_model, first, second, items=3, on_progress=lambda now: shown.append((now.done, now.total, now.text))
-    )
+    shown: list[Progress] = []
+    run(saved, tiny_model, first, second, items=3, on_progress=shown.append)
     assert measured == ["first/i0", "first/i1", "interrupted", "first/i2", "second/i0", "second/i1", "second/i2"]
     assert shown[0] == Progress(2, 6, "first/i2")
     assert shown[-1] == Progress(6, 6, "done")

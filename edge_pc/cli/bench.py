@@ -120,7 +120,14 @@ def write(document: Document, html: Path, markdown: Path | None = None) -> None:
         raise OptionError(f"{exc.filename or html} cannot be written: {exc.strerror}") from exc
 
 
-@click.group()
+class InOrder(click.Group):
+    """Lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder)
 def bench() -> None:
     """Measure what reuse gives on this machine, and compare machines.
 
