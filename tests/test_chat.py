@@ -341,7 +341,7 @@ class TestLaidOut:
         assert "fine; 1 module" in said
         for merge in merges:
             assert f"warning: trip: the model's chat template {merge}" in said
-        assert said.count("warning:") == len(merges)
+        assert said.count("warning: trip:") == len(merges)
         refused = style != "chatml"
         assert main([*check, str(tmp_path / "bad.xml")]) == (2 if refused else 0)
         assert ("refuses the turns assistant" in " ".join(capfd.readouterr().err.split())) == refused

@@ -109,7 +109,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("threads", [0, -1, True, 2.0, "4"])
     def test_threads(self, threads: Any) -> None:
-        with pytest.raises(OptionError, match=rf"threads is {threads!r}, expected a whole number of at least 1"):
+        with pytest.raises(OptionError, match=rf"threads is {threads!r}, expected a whole number from 1 to 1024"):
             LlamaCppOptions(threads=threads)
 
     def test_options_of_another_backend(self, tiny_gguf: Path) -> None:
