@@ -259,6 +259,40 @@ class TestTruncate:
             assert equal([logits, *gone_on(backend, context, 120, 5)], wanted)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_work(backend: LlamaCppBackend, tiny_gguf: Path, seed: int) -> None:
+    """Four contexts grow, shrink and start again at random; each appended run is as in a prompt alone in a cache."""
+    rng = np.random.default_rng(seed)
+    modules = [whole(encoded(backend, start, stop)) for start, stop in ((0, 70), (70, 200), (300, 390), (390, 410))]
+    contexts = [backend.new_context(800) for _ in range(4)]
+    held: list[tuple[list[Span], list[int]]] = [([], []) for _ in contexts]  # spans, positions computed
+    with opened(tiny_gguf) as other, closing(other.new_context(900)) as alone:
+        for _ in range(120):
+            index = int(rng.integers(len(contexts)))
+            spans, positions = held[index]
+            end = max([0, *(span.position_ids[-1] + 1 for span in spans), *(position + 1 for position in positions)])
+            if end > 600 or (end and rng.random() < 0.4):
+                cut = int(rng.integers(end + 1))
+                contexts[index].truncate(cut)
+                kept = [(span, int(np.count_nonzero(span.position_ids < cut))) for span in spans]
+                held[index] = [Span(s.states, 0, stop) for s, stop in kept if stop], [p for p in positions if p < cut]
+            else:
+                added = [m for m in modules if m.position_ids[0] >= end and rng.random() < 0.3]
+                start = max([end, *(module.position_ids[-1] + 1 for module in added)]) + int(
+                    rng.choice([0, 0, 0, 1, 40])
+                )
+                run = range(start, start + int(rng.choice([1, 2, 30, 64, 90])))
+                logits = contexts[index].append(plan_at(added, run, exact=True)).logits
+                held[index] = [*spans, *added], [*positions, *run]
+                assert np.array_equal(logits, alone.prefill(plan_at(*held[index], exact=True)).logits)
+                gone_on(backend, contexts[index], run[-1] + 1, 1)
+                contexts[index].truncate(run[-1] + 1)
+            backend.check()
+    for context in contexts:
+        context.close()
+    assert used(backend) == 0
+
+
 def test_eight_threads(backend: LlamaCppBackend) -> None:
     """Exact plans are answered alike whatever other threads do at the same time."""
     first, second, third = chain(backend, 60, 100, 300)

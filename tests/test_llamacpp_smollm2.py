@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_pc import Engine
-from edge_pc.backends.base import KVStates, Plan, Span
+from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.requantize import requantize
 from edge_pc.compose.laid_out import LaidOut
@@ -31,15 +31,25 @@ def gguf(request: pytest.FixtureRequest, smollm2_gguf: Path, tmp_path_factory: p
 
 
 def test_one_module_equals_full_prefill(gguf: Path) -> None:
-    text = np.random.default_rng(0).integers(1000, 40000, 150).astype(np.int32)
-    positions = np.arange(150, dtype=np.int32)
-    with closing(LlamaCppBackend(gguf)) as backend, closing(backend.new_context(151)) as context:
+    """Also while another prompt goes on where the module ends; so do the answers' tokens."""
+    text = np.random.default_rng(0).integers(1000, 40000, 160).astype(np.int32)
+    positions = np.arange(160, dtype=np.int32)
+    with closing(LlamaCppBackend(gguf)) as backend, closing(backend.new_context(160)) as context:
+
+        def answered(plan: Plan) -> list[Any]:
+            first, end = context.prefill(plan).logits, int(plan.position_ids[-1]) + 1
+            later = [backend.decode([DecodeStep(context, int(text[p]), p)])[0] for p in (end, end + 1)]
+            return [first, *later]
+
         array = context.encode(Plan((), text[:103], positions[:103], exact=True), positions[:103])
         module = KVStates("m", array, text[:103], positions[:103])
-        for stop in (150, 105, 104):
-            rest = Plan((Span(module, 0, 103),), text[103:stop], positions[103:stop])
-            wanted = context.prefill(Plan((), text[:stop], positions[:stop])).logits
-            assert np.array_equal(context.prefill(rest).logits, wanted)
+        with closing(backend.new_context(120)) as other:
+            other.prefill(Plan((Span(module, 0, 103),), text[103:110], positions[103:110]))
+            for stop in (150, 104, 103):
+                stored = min(stop - 1, 103)
+                wanted = answered(Plan((), text[:stop], positions[:stop]))
+                found = answered(Plan((Span(module, 0, stored),), text[stored:stop], positions[stored:stop]))
+                assert all(np.array_equal(f, w) for f, w in zip(found, wanted, strict=True))
 
 
 SCHEMA = """<schema name="trip">
