@@ -25,7 +25,7 @@ Logits = NDArray[np.float32]
 
 # Called with the number of tokens computed since the last call. It may raise to stop the work; what the context holds
 # is undefined then, until the next `prefill`.
-Progress = Callable[[int], None]
+OnTokens = Callable[[int], None]
 
 
 class KVLayout(Protocol):
@@ -137,7 +137,7 @@ class Prefill:
 class Context(Protocol):
     """One live prompt. Not shared between threads; `close` returns its memory to the backend."""
 
-    def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def prefill(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Replace whatever the context held by the plan's cells and compute its run.
 
         Raises:
@@ -146,7 +146,7 @@ class Context(Protocol):
         """
         ...
 
-    def append(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def append(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Add the plan's cells to those that are there, and compute its run; all its positions lie after theirs.
 
         Raises:
@@ -159,7 +159,7 @@ class Context(Protocol):
         """Drop every cell at `position_id` or after it."""
         ...
 
-    def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
+    def encode(self, plan: Plan, keep: IntArray, on_tokens: OnTokens | None = None) -> NDArray[Any]:
         """Compute the plan's run as `prefill` does and return the KV states of its tokens `keep`.
 
         Args:

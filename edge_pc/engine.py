@@ -27,10 +27,11 @@ from edge_pc.errors import EngineError
 from edge_pc.models import registry
 from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
+from edge_pc.progress import OnProgress
 from edge_pc.runtime.answer import Answer
 from edge_pc.runtime.compare import Comparison, compare_prefills
 from edge_pc.runtime.decoding import Live, decode
-from edge_pc.runtime.encoder import EncodeCallback, Encoder, EncodeReport, EncodingSize
+from edge_pc.runtime.encoder import Encoder, EncodeReport, EncodingSize
 from edge_pc.runtime.prefill import Serving, prefill
 from edge_pc.runtime.sampling import Sampling
 from edge_pc.runtime.stats import Result
@@ -143,7 +144,7 @@ class Engine:
         self._require_open()
         return self.encoder.size_of_missing(self.composer.schema(_read_schema(schema)).encodings.of_schema())
 
-    def encode(self, schema: SchemaSource, progress: EncodeCallback | None = None) -> EncodeReport:
+    def encode(self, schema: SchemaSource, progress: OnProgress | None = None) -> EncodeReport:
         """Load a schema and encode its modules in advance; what is stored already is left alone.
 
         Args:
@@ -162,7 +163,7 @@ class Engine:
         prompt: str | Prompt,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
-        progress: EncodeCallback | None = None,
+        progress: OnProgress | None = None,
     ) -> Result:
         """Answer a prompt.
 
@@ -184,7 +185,7 @@ class Engine:
         prompt: str | Prompt,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
-        progress: EncodeCallback | None = None,
+        progress: OnProgress | None = None,
     ) -> Stream:
         """Answer a prompt piece by piece; see `generate`. Errors come with the first piece."""
         return self._stream(lambda: self.lay_out(prompt), sampling, serving, progress)
@@ -213,7 +214,7 @@ class Engine:
         files: Files,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
-        progress: EncodeCallback | None = None,
+        progress: OnProgress | None = None,
     ) -> Result:
         """Answer a question about text files; see `generate`. What was computed of the files is kept.
 
@@ -231,7 +232,7 @@ class Engine:
         files: Files,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
-        progress: EncodeCallback | None = None,
+        progress: OnProgress | None = None,
     ) -> Stream:
         """Answer a question about text files piece by piece; see `ask`."""
         return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
@@ -276,7 +277,7 @@ class Engine:
         return self.composer.compose(schema, question(text, modules, chat=chat))
 
     def _stream(
-        self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: EncodeCallback | None
+        self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None
     ) -> Stream:
         """The path of a prompt: lay out, prefill, answer."""
         answer, watch = self._answer(sampling), Watch(progress)

@@ -22,3 +22,7 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def ignore(_: Progress) -> None:
+    """An `OnProgress` that shows nothing."""

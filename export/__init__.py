@@ -6,7 +6,6 @@ that an export that fails or is killed leaves nothing that looks like a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -17,22 +16,22 @@ from edge_pc.models.chat_template import TEMPLATE_FILE
 from edge_pc.models.registry import SPEC_FILE
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import TOKENIZER_FILE
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.files import replacing_folder
 
-Progress = Callable[[str, int, int], None]
 Bits = Literal[4, 8, 32]
 
 _QUANTIZATION = {4: "q4_block32", 8: "q8_block32", 32: "float32"}
 
 
-def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None = None) -> Path:
+def export(source: Path, out: Path, *, bits: Bits = 8, progress: OnProgress = ignore) -> Path:
     """Turn a llama-family model into an ONNX model with its tokenizer, chat template and spec.
 
     Args:
         source: a GGUF file, or a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`).
         out: the folder to make. An exported model that is there is replaced; anything else is refused.
         bits: of the weights: 8 or 4 (block-quantized), or 32.
-        progress: called with what is done (`read`, `layers`, `fingerprint`), the steps done, and all steps.
+        progress: in parts of each step: `read`, `layers`, `fingerprint`.
 
     Returns:
         `out`, which then holds `model.onnx`, `model.onnx.data`, `tokenizer.json`, `edge_pc.json` and, if the model has
@@ -45,16 +44,15 @@ def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None
     """
     if bits not in _QUANTIZATION:
         raise OptionError(f"bits is {bits}, expected one of 4, 8, 32")
-    report = progress or (lambda *_: None)
     place = out.resolve()
     _check_replaceable(place)
-    report("read", 0, 1)
+    progress(Progress(0, 1, "read"))
     model = read_source(source)
-    report("read", 1, 1)
+    progress(Progress(1, 1, "read"))
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(place) as folder:
-            _write(model, folder, bits, report)
+            _write(model, folder, bits, progress)
     except OSError as exc:
         raise ModelError(
             f"{out} cannot be written: {exc.strerror or exc}",
@@ -63,16 +61,16 @@ def export(source: Path, out: Path, *, bits: Bits = 8, progress: Progress | None
     return out
 
 
-def _write(model: Source, folder: Path, bits: Bits, progress: Progress) -> None:
+def _write(model: Source, folder: Path, bits: Bits, progress: OnProgress) -> None:
     from edge_pc.export import graph
 
     graph.build(model.weights, folder, bits, progress)
     model.tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
     if model.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(model.chat_template, encoding="utf-8", newline="")
-    progress("fingerprint", 0, 1)
+    progress(Progress(0, 1, "fingerprint"))
     _spec(model, bits).save(folder)
-    progress("fingerprint", 1, 1)
+    progress(Progress(1, 1, "fingerprint"))
 
 
 def _spec(model: Source, bits: Bits) -> ModelSpec:

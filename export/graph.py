@@ -20,7 +20,6 @@ Outputs:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from onnx import TensorProto, helper
 
 from edge_pc.export.quantize import quantize
 from edge_pc.export.weights import LlamaConfig, LlamaWeights
+from edge_pc.progress import OnProgress, Progress, ignore
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -40,8 +40,6 @@ IR_VERSION = 10
 BLOCK = 32  # 64 is 8 % faster and slightly coarser
 HEAD_BITS = 8  # embedding and output head stay at 8 bit: at 4 bit they cost the most accuracy for the fewest bytes
 PAGE = 4096
-
-Progress = Callable[[str, int, int], None]
 
 
 class _DataFile:
@@ -133,14 +131,14 @@ class _Graph:
         )  # fmt: skip
 
 
-def build(weights: LlamaWeights, folder: Path, bits: int, progress: Progress | None = None) -> None:
+def build(weights: LlamaWeights, folder: Path, bits: int, progress: OnProgress = ignore) -> None:
     """Write `model.onnx` and `model.onnx.data` into `folder`.
 
     Args:
         weights: the model, read lazily: only one layer's weights are held in memory.
         folder: an existing folder.
         bits: of the weights: 8 or 4 (block-quantized, asymmetric), or 32.
-        progress: called with what is done, the layers done, and all layers.
+        progress: in layers.
 
     Raises:
         ModelError: a tensor is missing or has a wrong shape.
@@ -152,14 +150,12 @@ def build(weights: LlamaWeights, folder: Path, bits: int, progress: Progress | N
         _rotary_caches(graph)
         x, head = _embedding(graph, weights)
         for layer in range(config.layers):
-            if progress:
-                progress("layers", layer, config.layers)
+            progress(Progress(layer, config.layers, "layers"))
             x = _layer(graph, weights, layer, x)
         _logits(graph, weights, x, head)
     finally:
         data.close()
-    if progress:
-        progress("layers", config.layers, config.layers)
+    progress(Progress(config.layers, config.layers, "layers"))
     onnx.save_model(_model(graph), folder / MODEL_FILE)
 
 

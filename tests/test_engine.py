@@ -109,7 +109,7 @@ class TestCounting:
         size = engine.encoding_size(layout.schema)
         seen = []
         report = engine.encode(layout.schema, seen.append)
-        assert [seen[-1].done_tokens, seen[-1].total_tokens, report.tokens] == [size.tokens] * 3
+        assert [seen[-1].done, seen[-1].total, report.tokens] == [size.tokens] * 3
         assert report.nbytes < sum(entry.nbytes for entry in engine.store.entries()) <= size.nbytes
         assert engine.encoding_size(layout.schema).tokens == 0
 

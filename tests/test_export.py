@@ -19,6 +19,7 @@ from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.export import export
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import Tokenizer
+from edge_pc.progress import Progress
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -103,7 +104,7 @@ def test_gguf_and_hugging_face_folder_of_one_model(bits: Any, tiny_gguf: Path, t
 
 def test_progress_reaches_every_stage(tiny_gguf: Path, out: Path) -> None:
     seen: dict[str, tuple[int, int]] = {}
-    export(tiny_gguf, out, progress=lambda stage, done, total: seen.update({stage: (done, total)}))
+    export(tiny_gguf, out, progress=lambda p: seen.update({p.text: (p.done, p.total)}))
     assert seen == {"read": (1, 1), "layers": (2, 2), "fingerprint": (1, 1)}
 
 
@@ -266,8 +267,8 @@ def test_failing_on_the_way_leaves_nothing(
         export(tiny_gguf, out, bits=32)
         before = {path: path.read_bytes() for path in out.iterdir()}
 
-    def fail(stage: str, done: int, total: int) -> None:
-        if (stage, done) == ("layers", 1):
+    def fail(progress: Progress) -> None:
+        if (progress.text, progress.done) == ("layers", 1):
             raise error
 
     with pytest.raises(ModelError if isinstance(error, OSError) else type(error)):

@@ -15,6 +15,7 @@ from store_tools import assert_hit, assert_miss, files_in, key_of, lookup, overw
 
 from edge_pc.cli import main
 from edge_pc.errors import OptionError, StoreError
+from edge_pc.progress import Progress
 from edge_pc.store import EVICTION_POLICIES, StateStore
 from edge_pc.store.index import INDEX_FILE
 from edge_pc.system.sizes import format_size
@@ -274,10 +275,10 @@ class TestVerify:
         return [(found.key, found.problem, found.action) for found in store.verify(repair=repair)]
 
     def test_progress(self, store: StateStore, root: Path) -> None:
-        calls: list[tuple[int, int]] = []
-        store.verify(lambda done, total: calls.append((done, total)))
+        calls: list[Progress] = []
+        store.verify(calls.append)
         assert len(calls) == 3
-        assert calls[-1] == (size_of(root), size_of(root))
+        assert calls[-1] == Progress(size_of(root), size_of(root), format_size(size_of(root)))
 
     def test_damage(self, store: StateStore) -> None:
         path = store.entries()[1].path

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import IntArray, KVLayout, Logits, Plan, Prefill, Progress
+from edge_pc.backends.base import IntArray, KVLayout, Logits, OnTokens, Plan, Prefill
 from edge_pc.backends.llamacpp.native import BATCH_TOKENS
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.prompt import LivePrompt
@@ -40,7 +40,7 @@ class LlamaCppContext:
         self.prompt = LivePrompt(pool, capacity, weakref.ref(self._lease))
         pool.run(self.prompt.open)
 
-    def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def prefill(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Join or load the plan's spans, compute its run.
 
         Raises:
@@ -50,9 +50,9 @@ class LlamaCppContext:
         started = time.perf_counter()
         _refuse_moved(plan)
         self._pool.run(partial(self.prompt.start, plan))
-        return self._fill(plan, started, progress)
+        return self._fill(plan, started, on_tokens)
 
-    def append(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def append(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """As `prefill`, after what is there.
 
         Raises:
@@ -63,7 +63,7 @@ class LlamaCppContext:
         _refuse_moved(plan)
         end = self._pool.run(partial(self.prompt.go_on, plan))
         try:
-            return self._fill(plan, started, progress)
+            return self._fill(plan, started, on_tokens)
         except ContextLengthError:
             self.truncate(end)
             raise
@@ -76,13 +76,13 @@ class LlamaCppContext:
         """
         self._pool.run(partial(self.prompt.truncate, position_id))
 
-    def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
+    def encode(self, plan: Plan, keep: IntArray, on_tokens: OnTokens | None = None) -> NDArray[Any]:
         """Compute the plan's run and return the KV states of its tokens `keep`; see `Context.encode`.
 
         Raises:
             StatesError, ContextLengthError: as `prefill`.
         """
-        self.prefill(plan, progress)
+        self.prefill(plan, on_tokens)
         positions = plan.position_ids[keep]
         array: NDArray[Any] = np.zeros(self._layout.array_shape(positions), dtype=self._layout.dtype)
         if len(keep):
@@ -95,7 +95,7 @@ class LlamaCppContext:
         self._lease = None
         self._pool.later(self._pool.tidy)
 
-    def _fill(self, plan: Plan, started: float, progress: Progress | None) -> Prefill:
+    def _fill(self, plan: Plan, started: float, on_tokens: OnTokens | None) -> Prefill:
         """Place and compute the plan's cells in position order."""
         logits, computed, forward = np.empty(0, dtype=np.float32), 0, 0.0
         places: list[Place] = []
@@ -106,8 +106,8 @@ class LlamaCppContext:
             for start, stop in batches(step.start, step.stop, BATCH_TOKENS):
                 logits, seconds = self._pool.run(partial(self._step, plan, places, start, stop))
                 places, computed, forward = [], computed + stop - start, forward + seconds
-                if progress:
-                    progress(stop - start)
+                if on_tokens:
+                    on_tokens(stop - start)
         assembly = time.perf_counter() - started - forward
         return Prefill(logits, computed, assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)
 

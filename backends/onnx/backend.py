@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_pc.backends.base import DecodeStep, IntArray, Logits, Plan, Prefill, Progress
+from edge_pc.backends.base import DecodeStep, IntArray, Logits, OnTokens, Plan, Prefill
 from edge_pc.backends.onnx.arena import Arena
 from edge_pc.backends.onnx.entry import OnnxOptions
 from edge_pc.backends.onnx.forward import Forward, open_session
@@ -105,30 +105,30 @@ class OnnxContext:
     def capacity(self) -> int:
         return self._arena.capacity
 
-    def prefill(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def prefill(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Place the plan's spans and compute its run."""
         plan = with_last_cell(plan)
         started = time.perf_counter()
         self._arena.place(plan.spans, exact=plan.exact)
-        return self._compute(plan, started, progress)
+        return self._compute(plan, started, on_tokens)
 
-    def append(self, plan: Plan, progress: Progress | None = None) -> Prefill:
+    def append(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Place the plan's spans after what is there and compute its run."""
         plan = with_last_cell(plan)
         started = time.perf_counter()
         self._arena.extend(plan.spans, exact=plan.exact)
         if len(plan.token_ids) == 1 and self._arena.cells:
             plan = self._with_last_present_cell(plan)
-        return self._compute(plan, started, progress)
+        return self._compute(plan, started, on_tokens)
 
     def truncate(self, position_id: int) -> None:
         self._arena.truncate(position_id)
 
-    def encode(self, plan: Plan, keep: IntArray, progress: Progress | None = None) -> NDArray[Any]:
+    def encode(self, plan: Plan, keep: IntArray, on_tokens: OnTokens | None = None) -> NDArray[Any]:
         plan = with_companion(plan)
         started = time.perf_counter()
         self._arena.place(plan.spans, exact=plan.exact)
-        self._compute(plan, started, progress)
+        self._compute(plan, started, on_tokens)
         layout = self._backend.kv_layout
         positions = plan.position_ids[keep]
         states = np.zeros(layout.array_shape(positions), dtype=layout.dtype)
@@ -148,15 +148,15 @@ class OnnxContext:
         self._arena.trim(IDLE_SLOTS)
         self._backend.take_back(self)
 
-    def _compute(self, plan: Plan, started: float, progress: Progress | None) -> Prefill:
+    def _compute(self, plan: Plan, started: float, on_tokens: OnTokens | None) -> Prefill:
         """Compute the run over what is placed; the logits are of its last token."""
         placed = time.perf_counter()
         first = self._arena.cells
         for part in chunks(len(plan.token_ids)):
             with self._running:
                 logits = self._forward(plan.token_ids[part], plan.position_ids[part])
-            if progress:
-                progress(part.stop - part.start)
+            if on_tokens:
+                on_tokens(part.stop - part.start)
         return Prefill(
             logits,
             computed_tokens=self._arena.cells - first,

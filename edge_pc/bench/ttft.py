@@ -6,7 +6,7 @@ modules. What the ways are that each point is timed in, `ways.py` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import affordable_rounds, interleave
 from edge_pc.bench.ways import LATER_TOKENS, EngineWays, Prepared
 from edge_pc.bench.work import Work, model_path
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.cpu import allowed_cpus
 
 tables, pictures = ttft_tables.tables, ttft_pictures.pictures
@@ -104,7 +105,7 @@ def measure(work: Work[TtftRow], settings: Settings) -> None:
                     work.section, backend, EngineWays(engine, full), Texts(engine.tokenizer), settings,
                     max_positions=positions, full_ms_per_token=best.ms_per_token,
                 )  # fmt: skip
-                points.measure(work.progress)
+                points.measure(work.on_progress)
 
 
 class Points:
@@ -136,18 +137,14 @@ class Points:
         self._axes = axes(settings, max_positions)
         self._full_ms = full_ms_per_token * _GROWTH_ALLOWANCE
 
-    def measure(self, progress: Callable[[int, int, str], None] = lambda done, total, text: None) -> None:
-        """Fill the rows; those that are there are not measured again.
-
-        Args:
-            progress: told (done, total, what comes next).
-        """
+    def measure(self, on_progress: OnProgress = ignore) -> None:
+        """Fill the rows; those that are there are not measured again."""
         # Shapes of the same modules follow one another: what is stored serves them all.
         shapes = sorted({s for on in self._axes.values() for s in on}, key=lambda s: (s.cached, s.modules, s.new))
         stored = None
         for index, shape in enumerate(shapes):
             text = f"{self._backend}: {shape.cached} cached + {shape.new} new, {shape.modules} module(s)"
-            progress(index, len(shapes), text)
+            on_progress(Progress(index, len(shapes), text))
             todo = list(self._todo(shape))
             if not todo:
                 continue
@@ -157,7 +154,7 @@ class Points:
             case = self._texts.case(shape)
             for measure in todo:
                 measure(shape, case, self._ways.prepare(case))
-        progress(len(shapes), len(shapes), f"{self._backend}: done")
+        on_progress(Progress(len(shapes), len(shapes), f"{self._backend}: done"))
 
     def _todo(self, shape: Shape) -> Iterator[Any]:
         """What of this point is still to be measured."""

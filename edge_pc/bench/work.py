@@ -18,7 +18,7 @@ from edge_pc.bench.report import R, Report, Section
 from edge_pc.engine import Engine
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.models import registry
-from edge_pc.progress import OnProgress, Progress
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.cpu import allowed_cpus
 from edge_pc.system.home import make_home
 
@@ -71,13 +71,12 @@ class Work(Generic[R]):
     options: BenchOptions
     backends: Sequence[str]
     folder: Path
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress = ignore
     command: Sequence[str] = ()
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Say how far the bench is."""
-        if self.on_progress is not None:
-            self.on_progress(Progress(done, total, text))
+        self.on_progress(Progress(done, total, text))
 
     @contextmanager
     def engine(self, backend: str, threads: int | None = None) -> Iterator[Engine]:
@@ -94,7 +93,7 @@ def fill(
     report: Report,
     options: BenchOptions,
     settings: Any,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = ignore,
     *,
     command: Sequence[str] = (),
     restart: bool = False,

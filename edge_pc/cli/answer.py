@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
-from edge_pc.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
+    from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
-    from edge_pc.runtime.encoder import EncodeCallback
     from edge_pc.runtime.stats import Result, Stats
     from edge_pc.runtime.stream import Stream
 
 
 def answer(
-    start: Callable[[EncodeCallback], Stream],
+    start: Callable[[OnProgress], Stream],
     compare: Callable[[], Comparison],
     serving: ServingOptions,
     start_up: StartUp,
@@ -50,10 +49,10 @@ def answer(
         show_comparison(comparison, output)
 
 
-def _show_stream(start: Callable[[EncodeCallback], Stream], output: Output, *, as_json: bool) -> Result:
+def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_json: bool) -> Result:
     """Write the answer as it comes (not with --json); until the first piece, show what is being computed."""
     with output.progress("computing") as update:
-        stream = start(lambda p: update(Progress(p.done_tokens, p.total_tokens, p.module)))
+        stream = start(update)
         pieces = iter(stream)
         piece = next(pieces, "")
     with closing(stream):

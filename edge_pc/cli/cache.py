@@ -21,7 +21,6 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
-from edge_pc.progress import Progress
 from edge_pc.system.home import states_folder
 from edge_pc.system.sizes import format_size, parse_size
 
@@ -120,7 +119,7 @@ def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOpt
     out = Output(output)
     with _open_store(cache_dir) as store, out.progress("checking") as update:
         entries = store.totals().entries
-        findings = store.verify(lambda done, total: update(Progress(done, total, format_size(done))), repair=repair)
+        findings = store.verify(update, repair=repair)
     if as_json:
         out.json({"ok": not findings, "entries": entries, "findings": [asdict(finding) for finding in findings]})
     elif findings:

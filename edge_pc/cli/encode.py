@@ -20,7 +20,6 @@ from edge_pc.cli.options import (
 from edge_pc.cli.output import Output, counted
 from edge_pc.cli.sources import read_schema
 from edge_pc.errors import StoreError
-from edge_pc.progress import Progress
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Outpu
         tokens, nbytes = counted(size.tokens, "token"), format_size(size.nbytes)
         out.note(f"{layout.name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
     with out.progress(layout.name) as update:
-        report = engine.encode(layout.schema, lambda p: update(Progress(p.done_tokens, p.total_tokens, p.module)))
+        report = engine.encode(layout.schema, update)
     if report.encoded or report.unstored:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
         encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")

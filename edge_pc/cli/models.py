@@ -11,7 +11,6 @@ from edge_pc._version import __version__
 from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.errors import ModelError
-from edge_pc.progress import Progress
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def pull(name: str, output: OutputOptions) -> None:
             f"getting {name}: {format_size(registered.nbytes)} from {registered.requirement}, {registered.licence}"
         )
     with out.progress(name) as update:
-        path = download(name, lambda step, done, total: update(Progress(done, total, step)))
+        path = download(name, update)
     out.note(f"{name} is at {path} ({format_size(path.stat().st_size)}, SHA-256 checked)")
     if not _is_exported(registry.export_folder(name)):
         out.note(f"next: edge-pc export {name}")
@@ -116,7 +115,7 @@ def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output
         out.note(f"{model} is exported already: {target}")
         return
     with out.progress(f"exporting {model}") as update:
-        export_model(source, target, bits=bits, progress=lambda step, done, total: update(Progress(done, total, step)))
+        export_model(source, target, bits=bits, progress=update)
     out.note(f"{model} is exported to {target}")
     if model not in registry.REGISTRY or target != registry.export_folder(model):
         out.note(f"use it with: --model {target}")

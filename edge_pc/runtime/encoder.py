@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_pc.backends.base import Backend, KVStates, Plan, Progress, Span, states_bytes
+from edge_pc.backends.base import Backend, KVStates, OnTokens, Plan, Span, states_bytes
 from edge_pc.compose.encodings import Encoding
 from edge_pc.errors import StoreError
+from edge_pc.progress import OnProgress, Progress
 from edge_pc.store import Miss, StateStore, file_bytes
 
 log = logging.getLogger("edge_pc")
-
-EncodeCallback = Callable[["EncodeProgress"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeProgress:
-    """How far the work is that was not stored: the modules being computed, and tokens done of those to compute."""
-
-    module: str
-    done_tokens: int
-    total_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +99,7 @@ class Encoder:
         positions = encoding.kept_position_ids
         return file_bytes(states_bytes(self._backend.kv_layout, positions), len(positions))
 
-    def encode(self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None) -> EncodeReport:
+    def encode(self, encodings: Sequence[Encoding], progress: OnProgress | None = None) -> EncodeReport:
         """Encode what is not stored, and report it."""
         started = time.perf_counter()
         obtained = self.obtain(encodings, progress)
@@ -124,25 +114,26 @@ class Encoder:
         )
 
     def obtain(
-        self, encodings: Sequence[Encoding], progress: EncodeCallback | None = None, *, keep: bool = True
+        self, encodings: Sequence[Encoding], progress: OnProgress | None = None, *, keep: bool = True
     ) -> list[Obtained]:
         """The states of each, encoded now if they are not stored; every token is computed at most once.
 
         Two processes that want the same encoding compute it once. A store that cannot be written costs a warning.
 
         Args:
-            progress: counts the tokens of all that are missing. What it raises ends the work.
+            progress: in tokens of all that are missing, with the label of the one computed. What it raises ends the
+                work.
             keep: False: what is computed is not stored.
         """
         return _Obtaining(self, encodings, progress, keep).all()
 
-    def compute(self, encoding: Encoding, context: Sequence[KVStates], progress: Progress) -> Any:
+    def compute(self, encoding: Encoding, context: Sequence[KVStates], on_tokens: OnTokens) -> Any:
         """The array of an encoding's states, computed over the states of its context."""
         spans = tuple(Span(s, 0, p.tokens) for s, p in zip(context, encoding.context, strict=True))
         # Context in position order makes the states equal to full prefill's, to the last bit.
         plan = Plan(spans, encoding.token_ids, encoding.position_ids, exact=True)
         with closing(self._backend.new_context(plan.cached_tokens + len(plan.token_ids) + 1)) as live:
-            return live.encode(plan, encoding.keep, progress)
+            return live.encode(plan, encoding.keep, on_tokens)
 
     def put(self, encoding: Encoding, array: Any) -> KVStates:
         """Store states.
@@ -165,7 +156,7 @@ class _Obtaining:
     the context of others are wanted again."""
 
     def __init__(
-        self, encoder: Encoder, encodings: Sequence[Encoding], progress: EncodeCallback | None, keep: bool
+        self, encoder: Encoder, encodings: Sequence[Encoding], progress: OnProgress | None, keep: bool
     ) -> None:
         self._encoder = encoder
         self._encodings = encodings
@@ -222,4 +213,4 @@ class _Obtaining:
             return
         if self._total_tokens is None:  # only when there is something to report: a prompt that hits looks each up once
             self._total_tokens = self._encoder.size_of_missing(self._encodings).tokens
-        self._progress(EncodeProgress(encoding.label, self._done_tokens, self._total_tokens))
+        self._progress(Progress(self._done_tokens, self._total_tokens, encoding.label))

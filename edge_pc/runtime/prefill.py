@@ -11,7 +11,8 @@ from edge_pc.backends.base import Context
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
-from edge_pc.runtime.encoder import EncodeProgress, Encoder, Obtained
+from edge_pc.progress import Progress
+from edge_pc.runtime.encoder import Encoder, Obtained
 from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
 from edge_pc.runtime.watch import Watch
 from edge_pc.store import Miss
@@ -115,7 +116,7 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
     def report(tokens: int) -> None:
         nonlocal done
         done += tokens
-        watch.report(EncodeProgress(prompt.schema.name, done, prompt.tokens))
+        watch.report(Progress(done, prompt.tokens, prompt.schema.name))
 
     prefilled = context.prefill(prompt.full_plan(), report)
     reason = "the cache is not used"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from edge_pc.runtime.encoder import EncodeCallback, EncodeProgress
+from edge_pc.progress import OnProgress, Progress
 
 
 class Cancelled(Exception):
@@ -18,7 +18,7 @@ class Watch:
         progress: told how far it is, in the thread that does the work.
     """
 
-    def __init__(self, progress: EncodeCallback | None = None) -> None:
+    def __init__(self, progress: OnProgress | None = None) -> None:
         self._progress = progress
         self._cancelled = threading.Event()
 
@@ -39,7 +39,7 @@ class Watch:
         if self._cancelled.is_set():
             raise Cancelled
 
-    def report(self, progress: EncodeProgress) -> None:
+    def report(self, progress: Progress) -> None:
         """Called while what is not stored is computed. Raises as `check`."""
         self.check()
         if self._progress is not None:

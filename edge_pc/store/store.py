@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 from edge_pc.errors import OptionError, StatesError, StoreError
+from edge_pc.progress import OnProgress, ignore
 from edge_pc.store.checks import BackgroundChecks
 from edge_pc.store.entry import load_entry, map_array
 from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
@@ -35,7 +36,7 @@ from edge_pc.store.info import EntryInfo, Totals
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
-from edge_pc.store.verify import Finding, VerifyProgress, verify_store
+from edge_pc.store.verify import Finding, verify_store
 from edge_pc.system.identity import identity_of
 
 # Of the lock on writing; no key looks like this.
@@ -186,7 +187,7 @@ class StateStore:
             free_bytes=free_bytes(self.path),
         )
 
-    def verify(self, progress: VerifyProgress | None = None, *, repair: bool = False) -> list[Finding]:
+    def verify(self, progress: OnProgress = ignore, *, repair: bool = False) -> list[Finding]:
         """Read every byte of every file and compare the index. Nothing found: an empty list.
 
         Args:

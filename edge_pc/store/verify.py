@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_pc.errors import StatesError
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.store.entry import load_entry
 from edge_pc.store.files import StatesFiles
 from edge_pc.store.index import Index
 from edge_pc.store.info import EntryInfo
-
-# Called with the bytes checked so far and the bytes of all entries.
-VerifyProgress = Callable[[int, int], None]
+from edge_pc.system.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,7 @@ class Finding:
     action: str = ""
 
 
-def verify_store(
-    files: StatesFiles, index: Index, *, repair: bool, progress: VerifyProgress | None = None
-) -> list[Finding]:
+def verify_store(files: StatesFiles, index: Index, *, repair: bool, progress: OnProgress = ignore) -> list[Finding]:
     """Check everything. With `repair`, what is broken is deleted (it will be encoded again) and the index corrected.
 
     Entries that the index does not know, and rows without a file, are no damage: a process that writes or removes an
@@ -51,8 +47,7 @@ def verify_store(
         if finding is not None:
             findings.append(finding)
         done += size
-        if progress is not None:
-            progress(done, sum(sizes.values()))
+        progress(Progress(done, sum(sizes.values()), format_size(done)))
     index.remove([key for key in index.entries() or {} if not files.size(key)])
     for path in files.abandoned():
         with suppress(FileNotFoundError):
