@@ -12,7 +12,9 @@ from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, j
 from edge_pc.cli.output import Output, counted
 from edge_pc.cli.sources import read_schema
 from edge_pc.cli.streams import say_error
+from edge_pc.compose.length import ANONYMOUS
 from edge_pc.errors import ContextLengthError, PMLError
+from edge_pc.pml.model import Module, Parameter, Scaffold, Turn, Union, Walk
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
     from edge_pc.compose.schema_layout import ModuleLayout, SchemaLayout, Slot
     from edge_pc.compose.seams import Seam
     from edge_pc.models.spec import ModelSpec
-    from edge_pc.pml import Module, Node
 
-ANONYMOUS = "(anonymous text)"
 _SHOWN_CHARACTERS = 24
 
 
@@ -157,29 +157,36 @@ def _tree(explained: Explained) -> Tree:
             f"{anonymous} tokens of anonymous text, in every prompt",
         )
     )
-    _grow(tree, layout.schema.children, explained, "")
+    _Branches(explained).nodes(layout.schema.children, "", tree)
     return tree
 
 
-def _grow(tree: Tree, nodes: tuple[Node, ...], explained: Explained, path: str) -> None:
-    """Add what stands in `nodes` to the tree; plain text is counted with its module."""
-    from edge_pc.pml import Module, Parameter, Scaffold, Turn, Union
+class _Branches(Walk["Tree"]):
+    """Grows a tree of a schema; the place is the branch to grow from. Plain text is counted with its module."""
 
-    for node in nodes:
-        if isinstance(node, Module):
-            branch = tree.add(_module_line(node, explained))
-            _grow(branch, node.children, explained, node.path)
-        elif isinstance(node, Union):
-            _grow(tree.add(f"union: at most one of {len(node.members)}"), node.members, explained, path)
-        elif isinstance(node, Scaffold):
-            _grow(
-                tree.add(f"scaffold {node.name}: imported together they see each other"), node.children, explained, path
-            )
-        elif isinstance(node, Turn):
-            _grow(tree.add(f"{node.role} turn"), node.children, explained, path)
-        elif isinstance(node, Parameter):
-            slot = next(slot for slot in explained.layout.modules[path].slots if slot.name == node.name)
-            tree.add(_slot_line(slot, node.default))
+    def __init__(self, explained: Explained) -> None:
+        self._explained = explained
+
+    def parameter(self, node: Parameter, path: str, place: Tree) -> Tree:
+        slots = self._explained.layout.modules[path].slots
+        place.add(_slot_line(next(slot for slot in slots if slot.name == node.name), node.default))
+        return place
+
+    def module(self, node: Module, path: str, place: Tree) -> Tree:
+        super().module(node, path, place.add(_module_line(node, self._explained)))
+        return place
+
+    def union(self, node: Union, path: str, place: Tree) -> Tree:
+        super().union(node, path, place.add(f"union: at most one of {len(node.members)}"))
+        return place
+
+    def scaffold(self, node: Scaffold, path: str, place: Tree) -> Tree:
+        super().scaffold(node, path, place.add(f"scaffold {node.name}: imported together they see each other"))
+        return place
+
+    def turn(self, node: Turn, path: str, place: Tree) -> Tree:
+        super().turn(node, path, place.add(f"{node.role} turn"))
+        return place
 
 
 def _module_line(module: Module, explained: Explained) -> Any:
