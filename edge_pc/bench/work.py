@@ -45,7 +45,7 @@ class BenchOptions:
             `edge_pc.system.home.home()`, deleted at the end.
     """
 
-    model: str = "smollm2"
+    model: str = registry.DEFAULT_MODEL
     gguf: Path | None = None
     backends: tuple[str, ...] = ()
     threads: int | None = None

@@ -18,7 +18,7 @@ from edge_pc.backends import BACKENDS, DEFAULT_BACKEND
 from edge_pc.checks import THREADS
 from edge_pc.cli.values import PATH, TEXT, number
 from edge_pc.cli.variables import PREFIX, warn_of_unknown_variables
-from edge_pc.compose.choices import ENCODING_RULES, TAILS, EncodingRule, Tail
+from edge_pc.compose.choices import DEFAULT_ENCODING, DEFAULT_TAIL, ENCODING_RULES, TAILS, EncodingRule, Tail
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
@@ -208,7 +208,7 @@ engine_options = grouped(
         "--encoding",
         group=_ENGINE,
         type=click.Choice(ENCODING_RULES),
-        default=ENCODING_RULES[0],
+        default=DEFAULT_ENCODING,
         show_default=True,
         help="Encode a module after everything that is certain to precede it, or alone (as in the paper).",
     ),
@@ -216,7 +216,7 @@ engine_options = grouped(
         "--tail",
         group=_ENGINE,
         type=click.Choice(TAILS),
-        default=TAILS[0],
+        default=DEFAULT_TAIL,
         show_default=True,
         help="Start free text after the last imported module, or after the whole schema.",
     ),

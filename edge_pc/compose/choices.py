@@ -1,4 +1,4 @@
-"""What a person may choose of how prompts are composed: the values, stated once. The first of each is the default."""
+"""What a person may choose of how prompts are composed: the values and the defaults, stated once."""
 
 from __future__ import annotations
 
@@ -11,3 +11,7 @@ Tail = Literal["imported", "schema"]
 ENCODING_RULES: tuple[EncodingRule, ...] = get_args(EncodingRule)
 PLACEHOLDERS: tuple[Placeholder, ...] = get_args(Placeholder)
 TAILS: tuple[Tail, ...] = get_args(Tail)
+
+DEFAULT_ENCODING: EncodingRule = "guaranteed"
+DEFAULT_PLACEHOLDER: Placeholder = "nothing"
+DEFAULT_TAIL: Tail = "imported"

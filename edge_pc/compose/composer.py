@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_pc.checks import check_choice
-from edge_pc.compose.choices import ENCODING_RULES, PLACEHOLDERS, TAILS, EncodingRule, Placeholder, Tail
+from edge_pc.compose.choices import (
+    DEFAULT_ENCODING,
+    DEFAULT_PLACEHOLDER,
+    DEFAULT_TAIL,
+    ENCODING_RULES,
+    PLACEHOLDERS,
+    TAILS,
+    EncodingRule,
+    Placeholder,
+    Tail,
+)
 from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
 from edge_pc.compose.laid_out import LaidOut, lay_out_prompt
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
@@ -51,9 +61,9 @@ class ComposeOptions:
         OptionError: a value is not known.
     """
 
-    encoding: EncodingRule = "guaranteed"
-    placeholder: Placeholder = "nothing"
-    tail: Tail = "imported"
+    encoding: EncodingRule = DEFAULT_ENCODING
+    placeholder: Placeholder = DEFAULT_PLACEHOLDER
+    tail: Tail = DEFAULT_TAIL
 
     def __post_init__(self) -> None:
         check_choice("encoding", self.encoding, ENCODING_RULES)
