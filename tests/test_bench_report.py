@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -173,6 +174,13 @@ def test_commands_are_kept_without_folders() -> None:
     home = str(Path("/home") / "somebody")
     assert command_text(["edge-pc", "bench", "-o", f"{home}/r.json"]) == "edge-pc bench -o r.json"
     assert command_text([f"--report={home}/r.json"]) == "--report=r.json"
+
+
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="file names are Unicode there")
+def test_a_report_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/y\xff.json"))
+    Report.create(path, command=["edge-pc", "bench", "ttft", "-o", str(path)], machine={}, settings={})
+    assert Report.load(path).data["command"] == "edge-pc bench ttft -o y\\udcff.json"
 
 
 def _documented(heading: str) -> set[str]:

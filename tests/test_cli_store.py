@@ -134,6 +134,15 @@ def test_a_limit_below_what_is_stored(run: Run, home: Path) -> None:
     assert names(home / "states") == []
 
 
+def test_names_are_matched_in_any_unicode_form(run: Run, home: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    (home.parent / "other.xml").write_text(SCHEMA.replace("oslo", decomposed), encoding="utf-8")
+    for name in (composed, decomposed):
+        assert run("encode", str(home.parent / "other.xml"), "-q").returncode == 0
+        removed = run("cache", "rm", f"trip/{name}", "--yes", "--json")
+        assert len(json.loads(removed.stdout)["removed"]) == 1
+
+
 def test_what_could_not_be_stored_is_named(
     home: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

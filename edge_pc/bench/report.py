@@ -246,10 +246,10 @@ def _now() -> str:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """A command line without the folders of its paths: they may hold a person's name."""
+    """A command line without the folders of its paths, which may hold a person's name; what is not UTF-8 is escaped."""
 
     def shortened(word: str) -> str:
         option, sign, value = word.rpartition("=")
         return option + sign + (Path(value).name if Path(value).is_absolute() else value)
 
-    return " ".join(map(shortened, words))
+    return " ".join(map(shortened, words)).encode("utf-8", "backslashreplace").decode()

@@ -21,6 +21,7 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
+from edge_pc.pml.faults import normal
 from edge_pc.system.home import states_folder
 from edge_pc.system.sizes import format_size, parse_size
 
@@ -198,9 +199,9 @@ def _show_removed(removed: Removed, store: StateStore, out: Output, *, as_json: 
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:
-    path = f"{entry.schema}/{entry.module}"
     by_key = len(name) >= _LEAST_KEY and entry.key.startswith(name)
-    return by_key or name == entry.schema or path == name or path.startswith(f"{name}/")
+    path = normal(f"{entry.schema}/{entry.module}")
+    return by_key or f"{path}/".startswith(f"{normal(name)}/")
 
 
 def _check_all_found(names: Sequence[str], chosen: Sequence[EntryInfo]) -> None:
