@@ -334,8 +334,8 @@ class Engine:
     @contextmanager
     def _work(self, watch: Watch) -> Iterator[Watch]:
         """Work that `close` ends and waits for."""
-        self._require_open()
-        with self._idle:
+        with self._idle:  # else `close` could come between the two
+            self._require_open()
             self._watches.add(watch)
         try:
             yield watch
