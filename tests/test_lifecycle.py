@@ -200,6 +200,25 @@ def test_each_token_is_computed_once_where_states_cannot_be_kept(
     assert len(warnings) == (0 if why == "cache=false" else 1)
 
 
+def test_a_module_larger_than_the_limit_keeps_no_other_from_being_stored(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "It goes on and on. " * 30
+    schema = (
+        f'<schema name="mixed"><module name="a">{long}</module><module name="b">{long}</module>'
+        '<module name="c">Short.</module></schema>'
+    )
+    with (
+        Engine(tiny_model, cache_dir=tmp_path / "states", max_store_bytes=100_000) as engine,
+        caplog.at_level(logging.WARNING),
+    ):
+        report = engine.encode(schema)
+        assert (report.encoded, report.unstored) == (("c",), ("a", "b"))
+        assert [entry.module for entry in engine.store.entries()] == ["c"]
+    (warning,) = caplog.records
+    assert "a: states are not kept: " in warning.getMessage()
+
+
 def test_encode_loads_the_schema(engine: Engine, tmp_path: Path) -> None:
     file = tmp_path / "more.xml"
     file.write_text(SCHEMA.replace('name="pets"', 'name="more"'))

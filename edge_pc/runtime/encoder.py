@@ -162,6 +162,7 @@ class _Obtaining:
         self._encodings = encodings
         self._progress = progress
         self._keep = keep
+        self._warned = False
         self._made: dict[str, Obtained] = {}  # without what they took
         self._done_tokens = 0
         self._total_tokens: int | None = None
@@ -203,8 +204,9 @@ class _Obtaining:
             try:
                 return self._encoder.put(encoding, array)
             except StoreError as exc:
-                log.warning("%s: states are not kept: %s", encoding.label, exc)
-                self._keep = False  # one warning is enough, and the next would fail like this one
+                if not self._warned:  # what keeps one from being stored mostly keeps the others too
+                    log.warning("%s: states are not kept: %s", encoding.label, exc)
+                self._warned = True
         return KVStates(encoding.key, array, encoding.kept_token_ids, encoding.kept_position_ids)
 
     def _report(self, encoding: Encoding, tokens: int) -> None:
