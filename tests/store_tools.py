@@ -97,10 +97,24 @@ def truncate(path: Path, size: int) -> None:
 
 
 def flip_a_bit(root: Path, key: str) -> None:
-    """Change a file so that nothing shows it: its new time stamps are those that were noted when it was checked."""
+    """Change a file so that nothing shows it."""
+    data = bytearray((root / key[:2] / f"{key}.npy").read_bytes())
+    data[5000] ^= 64
+    change_unseen(root, key, bytes(data))
+
+
+def lose_bytes(root: Path, key: str) -> None:
+    """Put zeros into a file so that nothing shows it."""
+    data = bytearray((root / key[:2] / f"{key}.npy").read_bytes())
+    lost = slice(5000, 7000)
+    data[lost] = bytes(lost.stop - lost.start)
+    change_unseen(root, key, bytes(data))
+
+
+def change_unseen(root: Path, key: str, data: bytes) -> None:
+    """Change a file; its new time stamps are those that were noted when it was checked."""
     path = root / key[:2] / f"{key}.npy"
-    before = path.read_bytes()[5000]
-    overwrite(path, bytes([before ^ 64]), 5000)
+    overwrite(path, data, 0)
     status = path.stat()
     identity = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
     with closing(sqlite3.connect(root / INDEX_FILE)) as connection, connection:

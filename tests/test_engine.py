@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_tools import checking, flip_a_bit
+from store_tools import checking, flip_a_bit, lose_bytes
 
 from edge_pc import (
     CacheMissError,
@@ -333,6 +333,26 @@ class TestSurviving:
             assert modules(second)["pets"] == (True, None)
             assert second.token_ids == wanted.token_ids
             assert again.generate(CAT, SHORT, Serving(strict=True)).token_ids == wanted.token_ids
+
+    def test_an_answer_that_goes_on_with_damaged_states_does_not_give_them_to_others(
+        self, tiny_gguf: Path, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("llama_cpp")
+        with Engine(tiny_gguf, backend="llamacpp", cache_dir=tmp_path / "states") as engine:
+            engine.load_schema(SCHEMA)
+            engine.encode(SCHEMA)
+            difference = engine.compare(CAT).max_abs_logit_diff
+            keys = {entry.module: entry.key for entry in engine.store.entries()}
+        lose_bytes(engine.store.path, keys["cat"])
+        again = reopened(engine, tiny_gguf, backend="llamacpp")
+        with again, again.stream(CAT, Sampling(max_tokens=200)) as stream:
+            for _ in range(2):  # the check starts after the first piece
+                next(stream)
+            for thread in checking():
+                thread.join(60)
+            assert modules(again.generate(CAT, SHORT))["cat"] == (False, "checksum of the array does not match")
+            assert again.compare(CAT).max_abs_logit_diff == pytest.approx(difference, abs=1e-3)
+            assert next(stream), "it goes on"
 
     def test_a_file_cut_short_behind_our_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between looking it up and placing it: the last moment at which it can be noticed."""

@@ -90,6 +90,16 @@ class TestSharing:
             served(backend, plan_of([], 0, 50))
             assert equal([first, *gone_on(backend, context, 109, 1)], wanted)
 
+    def test_states_that_were_made_again_are_loaded_again(self, backend: LlamaCppBackend) -> None:
+        """The first were damaged; the key is that of the tokens, and so the same."""
+        good = encoded(backend, 0, 100)
+        wanted = served(backend, plan_of([whole(good)], 100, 108))
+        damaged = replace(encoded(backend, 100, 200), key=good.key, position_ids=good.position_ids)
+        blob = blobs_of(backend).check(damaged.array, np.arange(100, 200, dtype=np.int32))
+        blobs_of(backend).frame(blob, good.position_ids)
+        assert not np.array_equal(served(backend, plan_of([whole(damaged)], 100, 108)), wanted)
+        assert np.array_equal(served(backend, plan_of([whole(good)], 100, 108)), wanted)
+
     def test_more_modules_than_sequences(self, backend: LlamaCppBackend) -> None:
         modules = [encoded(backend, 3 * i, 3 * i + 3) for i in range(SEQUENCES)]
         spans = [whole(module) for module in modules]

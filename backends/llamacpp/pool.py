@@ -121,11 +121,11 @@ class Pool:
         """
         self.tidy()
         residents, cells = self.residents, self.cells
-        wanted = {span.states.key: span.states for span in plan.spans}
+        wanted = dict.fromkeys(span.states for span in plan.spans)
         residents.evict_idle(wanted)
-        present = [resident.sequence for states in wanted.values() if (resident := residents.find(states))]
+        present = [resident.sequence for states in wanted if (resident := residents.find(states))]
         last = max(cells.books.last_place(one) for one in (sequence, *present))
-        missing = sum(len(states.position_ids) for states in wanted.values() if not residents.find(states))
+        missing = sum(len(states.position_ids) for states in wanted if not residents.find(states))
         count = missing + further + _SPARE_CELLS
         if cells.room(last) < count and residents.idle_cells() and not self.use().held:
             residents.evict_idle()  # the room below them is better than a larger cache

@@ -48,7 +48,7 @@ class LivePrompt:
         self._capacity = capacity
         self._sequence: int | None = None
         self._generation = pool.generation
-        self._held: dict[str, _Held] = {}
+        self._held: dict[KVStates, _Held] = {}
         self._relabelled: dict[int, int] = {}  # position → label
 
     def open(self) -> None:
@@ -155,10 +155,10 @@ class LivePrompt:
                 self._relabel(label, position)
         self._pool.cells.drop(self.sequence, position_id)
         self._relabelled = {p: label for p, label in self._relabelled.items() if p < position_id}
-        for key, held in list(self._held.items()):
+        for states, held in list(self._held.items()):
             if held.position >= position_id:
                 held.resident.users -= 1
-                del self._held[key]
+                del self._held[states]
 
     def read(self, positions: IntArray) -> Bytes:
         """The blob of the cells at `positions`, in their order.
@@ -211,15 +211,15 @@ class LivePrompt:
 
     def _hold(self, states: KVStates, start: int, *, exact: bool) -> Resident | None:
         """The resident that has the states; None when there cannot be one more."""
-        if states.key in self._held:
-            return self._held[states.key].resident
+        if states in self._held:
+            return self._held[states].resident
         cells, residents = self._pool.cells, self._pool.residents
         resident = residents.find(states)
         if resident and exact and not resident.users and not self._follows(resident, start, len(states.position_ids)):
             residents.evict(resident)  # to be loaded where it lies as it should
         resident = residents.hold(states, lambda count: cells.extend(self.sequence, count))
         if resident:
-            self._held[states.key] = _Held(resident, int(states.position_ids[start]))
+            self._held[states] = _Held(resident, int(states.position_ids[start]))
         return resident
 
     def _follows(self, resident: Resident, start: int, stop: int) -> bool:

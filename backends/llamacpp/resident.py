@@ -42,7 +42,7 @@ class Residents:
 
     def find(self, states: KVStates) -> Resident | None:
         """The resident that has these states, if there is one."""
-        return self._residents.get(states.key)
+        return self._residents.get(states)
 
     def hold(self, states: KVStates, places: Callable[[int], IntArray]) -> Resident | None:
         """Keep states in the cache until they are released, loading them if they are not there.
@@ -64,35 +64,36 @@ class Residents:
             blob = self._blobs.check(states.array, states.position_ids)
             resident = Resident(states, self._free_sequences[-1])
             self._cells.load(resident.sequence, blob, states.position_ids, places(len(states.position_ids)))
-            self._residents[states.key] = resident
+            self._residents[states] = resident
             self._free_sequences.pop()
         resident.users += 1
-        self._residents.move_to_end(states.key)
+        self._residents.move_to_end(states)
         return resident
 
     def idle_cells(self) -> int:
         """Cells of the modules that no prompt uses."""
         return sum(len(resident.states.position_ids) for resident in self._idle())
 
-    def evict_idle(self, wanted: Collection[str] = ()) -> None:
+    def evict_idle(self, wanted: Collection[KVStates] = ()) -> None:
         """Evict the modules that no prompt uses, but for those that the next one wants.
 
         Args:
-            wanted: keys of their states.
+            wanted: its states.
         """
         for resident in self._idle():
-            if resident.states.key not in wanted:
+            if resident.states not in wanted:
                 self.evict(resident)
 
     def evict(self, resident: Resident) -> None:
         """Take a module out of the cache; prompts that use it keep its cells."""
         self._cells.drop(resident.sequence)
         self._free_sequences.append(resident.sequence)
-        del self._residents[resident.states.key]
+        del self._residents[resident.states]
 
     def forget(self) -> None:
         """Know nothing of a cache that has been emptied."""
-        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        # By the object, not by its key: states that were found to be damaged are made again under the same key.
+        self._residents: OrderedDict[KVStates, Resident] = OrderedDict()
         self._free_sequences = list(self._sequences)
 
     def _idle(self) -> list[Resident]:
