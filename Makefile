@@ -34,7 +34,8 @@ lint: $(VENV)/.dev
 	@cp -R edge_pc benchmarks build/lint/ && cp -R export backends schemas build/lint/edge_pc/
 	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
-docs: $(VENV)/.core
+docs: $(VENV)/.plot
+	$(BIN)/python docs/make_picture.py
 	$(BIN)/python docs/make_cli_reference.py
 	$(BIN)/python docs/make_results.py
 
@@ -65,11 +66,12 @@ clean:
 
 # A stamp is as new as the last installation: pip runs again only when pyproject.toml has changed.
 $(VENV)/.core: EXTRAS :=
+$(VENV)/.plot: EXTRAS := [plot]
 $(VENV)/.test: EXTRAS := [test]
 $(VENV)/.dev: EXTRAS := [dev]
 # llama-cpp-python has no wheels: it is compiled, which takes some minutes.
 $(VENV)/.bench: EXTRAS := [bench,llamacpp]
-$(VENV)/.core $(VENV)/.test $(VENV)/.dev $(VENV)/.bench: pyproject.toml
+$(VENV)/.core $(VENV)/.plot $(VENV)/.test $(VENV)/.dev $(VENV)/.bench: pyproject.toml
 	@echo "== Installing edge-prompt-cache$(EXTRAS) into $(VENV) (only when pyproject.toml has changed)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".$(EXTRAS)"

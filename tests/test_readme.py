@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,6 +58,19 @@ def test_the_command_reference_is_up_to_date(reference: ModuleType) -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference.reference(), "run: make docs"
     assert reference.with_table(README) == README, "run: make docs"
     assert README.count("| `edge-pc ") == len(reference.all_commands())
+
+
+def test_the_picture_shows_the_points_of_the_report() -> None:
+    picture = script("make_picture")
+    svg = picture.PICTURE.read_text(encoding="utf-8")
+    assert picture.stated(svg) == picture.source(), "run: make docs"
+    assert 0 < README.index("(docs/ttft.svg)") < README.index("```"), "it stands before the first command"
+    assert len(svg) < 100_000
+    rows = json.loads(picture.REPORT.read_text(encoding="utf-8"))["sections"]["ttft"]["rows"]
+    for tokens, *times in picture.points():
+        for way, ms in zip(("full", "cached"), times, strict=True):
+            (row,) = (row for row in rows if row["key"] == f"onnx/cached={tokens}/new=32/modules=1/warm/{way}")
+            assert ms == pytest.approx(statistics.median(row["samples_ms"]["ttft"]), abs=0.06)
 
 
 def test_the_tables_of_the_results_are_those_of_the_reports() -> None:
