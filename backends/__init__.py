@@ -1,4 +1,4 @@
-"""Backends run a model behind one protocol (`base.py`); this table is the only place that lists them."""
+"""Backends run a model through one protocol (`base.py`); this table is the only place that lists them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Plan:
         spans: disjoint in their positions.
         token_ids, position_ids: the run, int32 `[n]` with n ≥ 1, positions ascending strictly and disjoint from the
             spans'; its last token has the largest position of all, so that its logits are those of the next token.
-        exact: sums must be added up in the order of full prefill, so that results are equal to the last bit
+        exact: sums must be added up in the order of full prefill, so that results are equal bit for bit
             (DESIGN.md, slot order and rounding).
     """
 

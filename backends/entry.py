@@ -31,7 +31,7 @@ class BackendEntry:
         open: opens a model with these options.
         describe: what of a model deals with text, read without its weights.
         probe: loads the library and computes a little with it; facts for people, by name. A library built for another
-            CPU kills the process, so it is called in a process of its own.
+            CPU kills the process, so it is called in its own process.
     """
 
     name: str

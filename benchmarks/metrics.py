@@ -108,5 +108,5 @@ def longest_common_subsequence(left: Sequence[str], right: Sequence[str]) -> lis
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """The words of each sentence; white space behind the last full stop is a sentence of one empty word, as there."""
+    """The words of each sentence; white space after the last full stop is a sentence of one empty word, as there."""
     return [" ".join(sentence.split()).split(" ") for sentence in text.split(".") if sentence]

@@ -50,7 +50,7 @@ def agreement(full: Observation, cached: Observation) -> Agreement:
 
 
 def parting(full: Continuation, cached: Continuation, tokenizer: Tokenizer) -> Parting | None:
-    """Where two greedy answers part, and how sure each way was of its own token there; None: they are the same.
+    """Where two greedy answers part, and how sure each was of the token it chose; None: they are the same.
 
     A full prefill that was nearly undecided there (its two probabilities are close) explains a difference by chance; a
     sure one shows that reuse has lost something.

@@ -112,7 +112,7 @@ def commands_table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """README.md with its table of commands made anew."""
+    """README.md with its table of commands made again."""
     before, _, rest = readme.partition(TABLE_BEGIN)
     _, _, after = rest.partition(TABLE_END)
     return f"{before}{TABLE_BEGIN}\n{commands_table()}\n{TABLE_END}{after}"

@@ -16,7 +16,7 @@ BLOCK = re.compile(r"(<!-- results: (\S+) (\S+): (.+?) -->\n).*?(<!-- end of res
 
 
 def with_tables(readme: str) -> str:
-    """The text with all its blocks made anew: of a section of a report, the tables whose titles hold the words."""
+    """The text with all its blocks made again: of a section of a report, the tables whose titles hold the words."""
 
     load = cache(lambda folder: Report.load(RESULTS / folder / "report.json"))
 

@@ -152,7 +152,7 @@ class Engine:
         return self.encoder.size_of_missing(self.composer.schema(_read_schema(schema)).encodings.of_schema())
 
     def encode(self, schema: SchemaSource, progress: OnProgress | None = None) -> EncodeReport:
-        """Load a schema and encode its modules in advance; what is stored already is left alone.
+        """Load a schema and encode its modules in advance; what is already stored is left alone.
 
         Args:
             schema: as `load_schema` takes it.
@@ -245,7 +245,7 @@ class Engine:
         return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
-        """Set reuse against full prefill of the same prompt, in one run; what is not stored is encoded first.
+        """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.
 
         Args:
             serving: without the cache, states are kept for the comparison only.

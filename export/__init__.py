@@ -56,7 +56,7 @@ def export(source: Path, out: Path, *, bits: Bits = 8, progress: OnProgress = ig
     except OSError as exc:
         raise ModelError(
             f"{out} cannot be written: {exc.strerror or exc}",
-            hint="is the folder writable for you, and is there room? -o DIR chooses another one",
+            hint="can you write to the folder, and is there room? -o DIR chooses another one",
         ) from exc
     return out
 

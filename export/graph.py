@@ -2,7 +2,7 @@
 
 What makes it fit for prompt modules: explicit `position_ids`; past and present KV bound to one shared buffer (the
 arena); logits of the last token only. The graph masks by slot; `attention_bias` hides cells on top of that, which gives
-causality by position for a token in front of cached cells. It is used in the graph only when `biased` is 1, because
+causality by position for a token before cached cells. It is used in the graph only when `biased` is 1, because
 adding it costs about a tenth of a forward.
 
 Inputs (batch B, new tokens N, arena capacity C, present cells T):
@@ -43,7 +43,7 @@ PAGE = 4096
 
 
 class _DataFile:
-    """Initializers in the external data file, each on a page of its own so that it can be mapped."""
+    """Initializers in the external data file, each on its own page so that it can be mapped."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name

@@ -44,7 +44,7 @@ def quantize(matrix: FloatArray, bits: int, block: int = 32) -> QuantizedMatrix:
     Args:
         matrix: float32 `[out, in]`, finite.
         bits: 4 or 8.
-        block: weights that share a scale; a power of two from 16. A row's last block may be shorter: the levels behind
+        block: weights that share a scale; a power of two from 16. A row's last block may be shorter: the levels after
             its end stand for zero.
 
     Raises:

@@ -139,7 +139,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The default template: a file of its own in newer folders, else in the tokenizer's settings."""
+    """The default template: its own file in newer folders, else in the tokenizer's settings."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
         return read_template(path)
@@ -167,7 +167,7 @@ def _ids_that_end(path: Path) -> list[int]:
 
 
 def _wants_bos(folder: Path, tokenizer: Tokenizer, settings: dict[str, Any], bos_id: int) -> bool:
-    """What the settings say; without a word there, what the tokenizer itself puts in front of a text."""
+    """What the settings say; without a word there, what the tokenizer itself puts before a text."""
     given = check_fields(settings, {"add_bos_token": Field(bool, default=None)}, folder / _SETTINGS_FILE)
     if given["add_bos_token"] is not None:
         return bool(given["add_bos_token"])

@@ -1,7 +1,7 @@
 """A neutral view of a llama-family model: what the graph builder needs, whatever file the weights come from.
 
 Every tensor has one canonical name and a shape that follows from the config. Names, completeness and shapes are
-checked when a model is opened, so that an export fails before it has done any work; data is loaded when asked for.
+checked when a model is opened, so that an export fails before it has done any work; data is loaded on demand.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def gone_on(backend: LlamaCppBackend, context: LlamaCppContext, start: int, toke
 
 
 def equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    """Whether all logits are equal to the last bit."""
+    """Whether all logits are equal bit for bit."""
     return len(found) == len(wanted) and all(np.array_equal(f, w) for f, w in zip(found, wanted, strict=True))
 
 

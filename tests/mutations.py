@@ -70,7 +70,7 @@ class GGUFParts:
     Attributes:
         fields: (key, kind, value); an array's value is (kind of elements, list).
         tensors: (name, dimensions, type, offset).
-        data: what stands behind the header.
+        data: what stands after the header.
         counts: overrides the number of tensors and of fields that the header announces.
     """
 

@@ -79,7 +79,7 @@ def placed(arena: Arena) -> list[tuple[int, bool]]:
 @needs_mapping
 @pytest.mark.parametrize("exact", [False, True])
 def test_without_gaps_all_is_mapped_in_position_order(store: StateStore, exact: bool) -> None:
-    """Only the rows in front of a file's first whole page are copied."""
+    """Only the rows before a file's first whole page are copied."""
     arena = Arena(LAYOUT, 2048, "map")
     first, second = states(store, 5 * PAGE + 7, 0, 1), states(store, 3 * PAGE, 5 * PAGE + 7, 2)
     arena.place([Span(first, 0, 5 * PAGE + 7), Span(second, 0, 3 * PAGE)], exact=exact)

@@ -65,7 +65,7 @@ def test_a_case_is_measured_both_ways(
     assert row.full.tokens <= 5
     (table,) = cases.tables([row])
     assert table.rows[0][3:6] == ("900", "30.0", "30.0 ×")
-    # Nothing is left behind.
+    # Nothing is left.
     assert not list(home.glob("**/*.npy"))
 
 

@@ -1,4 +1,4 @@
-"""Scores of answers against values worked out by hand or by LongBench's own code, and how sure differences are."""
+"""Scores of answers against values worked out separately or by LongBench's own code, and how sure differences are."""
 
 from __future__ import annotations
 

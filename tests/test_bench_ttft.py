@@ -84,7 +84,7 @@ def test_an_interrupted_bench_goes_on_where_it_stopped(tmp_path: Path, after: in
     points(resumed, "onnx", StubWays()).measure()
 
     def ways(section: Section[TtftRow]) -> set[str]:
-        return {row.key for row in section.rows if row.way != "encode"}  # encoded anew where it went on
+        return {row.key for row in section.rows if row.way != "encode"}  # encoded again where it went on
 
     kept = [row.key for row in resumed.rows if row.key in measured]
     assert kept == [key for key in measured if key in kept]
@@ -102,8 +102,8 @@ def test_the_tables_say_what_the_made_up_machine_does(tmp_path: Path) -> None:
     by_length = {row[0]: dict(zip(columns, row, strict=True)) for row in onnx.rows}
     assert by_length["8000"]["speed-up"] == f"{full / cached:.2f} ×"
     assert by_length["8000"]["reuse / limit"] == f"{1 / 0.95:.2f} ×"
-    assert by_length["16"]["uses that pay"] == "never"
-    assert by_length["8000"]["uses that pay"] == "2"
+    assert by_length["16"]["break-even uses"] == "never"
+    assert by_length["8000"]["break-even uses"] == "2"
     # At 16 cached tokens reuse takes 69.16 ms, full prefill 48.23 ms.
     found = re.search(r"from about (\d+) cached tokens on", onnx.note)
     assert found is not None

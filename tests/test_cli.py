@@ -27,7 +27,7 @@ HEAVY = {
 
 
 def edge_pc_command(arguments: Sequence[str], **settings: object) -> subprocess.CompletedProcess[bytes]:
-    """Run `edge-pc` in a process of its own."""
+    """Run `edge-pc` in its own process."""
     return subprocess.run([sys.executable, "-m", "edge_pc", *arguments], capture_output=True, timeout=120, **settings)
 
 

@@ -56,7 +56,7 @@ def environment(tiny_model: Path) -> dict[str, str]:
 
 @pytest.fixture
 def process(folder: Path, environment: dict[str, str]) -> Run:
-    """Runs `edge-pc` in a process of its own, in `folder`."""
+    """Runs `edge-pc` in its own process, in `folder`."""
 
     def call(*arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> Finished:
         return subprocess.run(
@@ -177,7 +177,7 @@ def test_strict_makes_a_miss_an_error(run: Run) -> None:
         (["ask", "Why?", "notes.txt", "--provider", "cuda"], 3, r"error: .*hint: "),
         (["pull", "gpt-9"], 2, r"there is no model 'gpt-9'"),
         (["export", "notes.txt", "-o", "model"], 2, r"error: notes\.txt"),
-        (["export", "prompt.xml"], 2, r"say where to: -o DIR"),
+        (["export", "prompt.xml"], 2, r"say where to write it: -o DIR"),
     ],
 )
 def test_failures(run: Run, folder: Path, arguments: list[str], code: int, says: str) -> None:
@@ -315,8 +315,8 @@ def test_encode_says_what_it_writes_and_does_it_once(run: Run, folder: Path) -> 
     first, second = run("encode", "trip.xml"), run("encode", "trip.xml", "--json")
     assert first.stdout == ""
     assert re.search(r"trip: computing \d+ tokens, writing \d.* to .*states", first.stderr)
-    assert re.search(r"trip: 4 encodings stored, 0 were there already; \d+ tokens in ", first.stderr)
-    assert "trip: everything is stored already (4 encodings)" in second.stderr
+    assert re.search(r"trip: 4 encodings stored, 0 were already there; \d+ tokens in ", first.stderr)
+    assert "trip: everything is already stored (4 encodings)" in second.stderr
     (report,) = answered(second)["schemas"]
     assert (report["source"], report["schema"], report["encoded"], report["tokens"]) == ("trip.xml", "trip", [], 0)
     assert run("encode", "-", "-q", stdin=SCHEMA).stderr == ""
@@ -368,9 +368,7 @@ def test_schema_show(run: Run, folder: Path) -> None:
     }  # fmt: skip
     tree = run("schema", "show", "trip.xml").stdout
     assert "union: at most one of 2" in tree
-    assert re.search(
-        r"oslo +positions \d+ to \d+, \d+ tokens of its own; sees \d+ of \(anonymous text\), \d+ of plan", tree
-    )
+    assert re.search(r"oslo +positions \d+ to \d+, \d+ own tokens; sees \d+ of \(anonymous text\), \d+ of plan", tree)
 
 
 def test_schema_check_warns_of_tokens_that_differ_in_one_piece(run: Run, folder: Path) -> None:

@@ -72,7 +72,7 @@ def problem(text: str, *, names: bool) -> str | None:
     path = []
     while isinstance(command, click.Group):
         if not words or words[0].startswith("-"):
-            return None  # a group is spoken of, or has an option of its own
+            return None  # a group is spoken of, or has its own option
         found = command.get_command(ctx, words[0])
         if found is None:
             near = difflib.get_close_matches(words[0], command.list_commands(ctx), n=1, cutoff=0.75)

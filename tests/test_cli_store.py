@@ -28,7 +28,7 @@ SCHEMA = """<schema name="trip">
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_model: Path) -> Run:
-    """Runs `edge-pc` with the tiny model in a process of its own, in a folder with `trip.xml` and `notes.txt`."""
+    """Runs `edge-pc` with the tiny model in its own process, in a folder with `trip.xml` and `notes.txt`."""
     (tmp_path / "trip.xml").write_text(SCHEMA, encoding="utf-8")
     (tmp_path / "notes.txt").write_text("The museum opens at ten.\n", encoding="utf-8")
     environment = {"EDGE_PC_MODEL": str(tiny_model), "EDGE_PC_MAX_TOKENS": "4", "EDGE_PC_THREADS": "1"}
@@ -70,7 +70,7 @@ def check_refused(child: Finished, says: str) -> None:
     assert child.returncode == 3, child.stderr
     assert says in child.stderr
     assert "hint: " in child.stderr
-    assert "stored already" not in child.stderr
+    assert "already stored" not in child.stderr
     assert "computing" not in child.stderr
     assert child.stdout == ""
 

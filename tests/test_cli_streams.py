@@ -1,4 +1,4 @@
-"""The command line where a stream is closed or full, a name is not UTF-8, memory is refused: never a fault of ours."""
+"""The command line with a stream that is closed or full, a name that is not UTF-8, memory that is refused: no bugs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_notes_that_cannot_be_written_change_nothing(folder: Path, arguments: st
 def test_stdin_that_is_closed_or_never_ends_is_wrong_input(folder: Path, arguments: str) -> None:
     assert shell(folder, arguments, "<&-") == (2, "error: stdin cannot be read: it is closed\n")
     code, said = shell(folder, arguments, "</dev/zero")
-    assert (code, said) == (2, "error: stdin has more than 16.0 MiB\nhint: give it a part of this\n")
+    assert (code, said) == (2, "error: stdin has more than 16.0 MiB\nhint: give it only part of the text\n")
 
 
 def test_a_question_that_nobody_can_answer_removes_nothing(folder: Path) -> None:

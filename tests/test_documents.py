@@ -70,7 +70,7 @@ class TestReading:
         with pytest.raises(OptionError) as caught:
             read_documents([tmp_path / "sparse"], MIB)
         assert caught.value.message == f"{tmp_path}/sparse: the file has 3.0 GiB, and there is room for 1.0 MiB"
-        assert caught.value.hint == "leave it out, or take a part of it"
+        assert caught.value.hint == "leave it out, or use only part of it"
 
     def test_the_room_is_that_of_all_files_together(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"x" * 600)
@@ -122,7 +122,7 @@ class TestCutting:
         assert hash(schema) == hash(schema)
 
     def test_many_parts_have_their_keys_at_once(self, composer: Composer) -> None:
-        # Each part's key holds those of all parts around it: made anew every time, 31 of them would take 2**31 steps.
+        # Each part's key holds those of all parts around it: made again every time, 31 of them would take 2**31 steps.
         names = [f"part{number}" for number in range(MAX_PARTS)]
         schema = Schema("s", (nested(["x "] * MAX_PARTS, names),), NOWHERE)
         encodings = composer.schema(schema).encodings.of_schema()

@@ -33,7 +33,7 @@ CAPACITY = 64
 
 
 class Graph:
-    """The exported graph with an arena, driven by hand."""
+    """The exported graph with an arena, driven directly."""
 
     def __init__(self, folder: Path, model: TinyModel) -> None:
         import onnxruntime
@@ -46,7 +46,7 @@ class Graph:
         self.cells: list[int] = []
 
     def forward(self, ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
-        """Compute tokens behind the cells that are there; logits of the last token."""
+        """Compute tokens after the cells that are there; logits of the last token."""
         self.cells += positions
         hidden = np.array(self.cells)[None, :] > np.array(positions)[:, None]
         feeds: dict[str, Any] = {

@@ -123,5 +123,5 @@ def test_encoded_states_are_in_the_format(tiny_gguf: Path) -> None:
 
 def test_a_library_that_keeps_its_cache_otherwise_is_refused(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_pc.backends.llamacpp.blob.MAGIC", 0x12345678)
-    with pytest.raises(ModelError, match="otherwise than this version of edge-pc expects"):
+    with pytest.raises(ModelError, match="the way this version of edge-pc expects"):
         LlamaCppBackend(tiny_gguf)

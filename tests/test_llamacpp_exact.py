@@ -1,4 +1,4 @@
-"""What the llama.cpp backend promises to the last bit: the same as full prefill with nothing else in the cache."""
+"""What the llama.cpp backend promises bit for bit: the same as full prefill with nothing else in the cache."""
 
 from __future__ import annotations
 

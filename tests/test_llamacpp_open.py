@@ -199,13 +199,13 @@ class TestExportCommand:
 
     def test_a_file_needs_a_place(self, tiny_gguf: Path, capsys: Any) -> None:
         assert main(["export", str(tiny_gguf), "--backend", "llamacpp"]) == 2
-        assert "say where to: -o DIR" in capsys.readouterr().err
+        assert "say where to write it: -o DIR" in capsys.readouterr().err
 
     def test_a_pulled_model_is_put_beside_itself_once(self, tiny_gguf: Path, home: Path, capsys: Any) -> None:
         pulled = registry.gguf_path("smollm2")
         pulled.parent.mkdir(parents=True)
         pulled.write_bytes(tiny_gguf.read_bytes())
-        for says in ("is exported to", "is exported already", "is exported already"):
+        for says in ("is exported to", "is already exported", "is already exported"):
             assert main(["export", "smollm2", "--backend", "llamacpp"]) == 0
             assert says in capsys.readouterr().err
         assert describe(requantized_path(pulled, "q8_0")).spec.quantization == "Q8_0"

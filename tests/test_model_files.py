@@ -28,7 +28,7 @@ Change = Callable[[GGUFParts], None]
 PATIENCE_SECONDS = 60
 # What the tiny model exports to, times ten.
 MOST_BYTES = 10_000_000
-# 800 of each kind were run by hand; these are kept.
+# 800 of each kind were run once; these are kept.
 SEEDS = 150
 
 
@@ -74,7 +74,7 @@ HOSTILE = {
     "many tensors": (counts(tensors=2**63), "the number of tensors at byte 8 is 9223372036854775808, expected at most"),
     "many fields": (counts(fields=2**40), "the number of fields at byte 16 is 1099511627776, expected at most"),
     "fields beyond the end": (counts(fields=60000), "goes beyond the end|unknown kind"),
-    "field twice": (twice, "is there twice"),
+    "field twice": (twice, "appears twice"),
     "kind": (field("general.name", 13, b""), "'general.name' is of the unknown kind 13"),
     "array of arrays": (field("a", ARRAY, (ARRAY, [(UINT32, [1])])), "'a' has items of the unknown kind 9"),
     "not UTF-8": (field("general.name", STRING, b"\xff"), "metadata 'general.name' at byte .* is not UTF-8"),

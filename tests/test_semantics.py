@@ -131,7 +131,7 @@ class TestPositions:
 PROMPTS = {
     "nothing imported": '<prompt schema="trip">Hello there</prompt>',
     "no text of its own": '<prompt schema="trip"><budget/></prompt>',
-    "one module behind a gap": '<prompt schema="trip"><budget/>Where to?</prompt>',
+    "one module after a gap": '<prompt schema="trip"><budget/>Where to?</prompt>',
     "argument in mid-module": '<prompt schema="trip"><plan duration="3 days"/>Where to?</prompt>',
     "nested, two arguments": '<prompt schema="trip"><plan duration="ten"><rome sights="art"/></plan>Where?</prompt>',
     "shorter union member": '<prompt schema="trip"><plan duration="2"><oslo/></plan><budget/>Where?</prompt>',
@@ -150,7 +150,7 @@ class TestGuaranteedContext:
     def test_isolated_keeps_the_papers_rule(self, make_engine: MakeEngine, reference: Reference) -> None:
         engine = make_engine(encoding="isolated")
         engine.load_schema(TRIP)
-        for prompt in (PROMPTS["everything"], PROMPTS["one module behind a gap"]):
+        for prompt in (PROMPTS["everything"], PROMPTS["one module after a gap"]):
             check(engine, reference, prompt, isolated)
 
     def test_the_rules_give_different_logits(self, make_engine: MakeEngine, reference: Reference) -> None:
@@ -246,7 +246,7 @@ AROUND = {
 
 
 class TestExactness:
-    """Exact mode equals full prefill to the last bit where the same tokens see the same cells."""
+    """Exact mode equals full prefill bit for bit where the same tokens see the same cells."""
 
     ONE = '<schema name="s">{before}<module name="a">The cat is in the house, and the dog.</module>{after}</schema>'
 

@@ -51,7 +51,7 @@ def metadata(**changes: Any) -> Metadata:
     return Metadata(**{**values, **changes})
 
 
-# A whole file, put together by hand from docs/store-format.md.
+# A whole file, written from docs/store-format.md.
 GOLDEN_ARRAY = np.array([[0, 1], [2, 3]], np.float32)
 GOLDEN_JSON = (
     b'{"checksum":"xxh3_128:8852304960645e65c790ab1c20deb2f0","created":1700000000.5,"dtype":"float32","format":1,'

@@ -308,14 +308,14 @@ class TestVerify:
     def test_index_that_lies(self, store: StateStore, root: Path) -> None:
         with sqlite3.connect(root / INDEX_FILE) as connection:
             connection.execute("UPDATE entries SET tokens = 21, module = 'other' WHERE key = ?", (key_of(1),))
-        problem = "the index says otherwise than the file"
+        problem = "the index and the file disagree"
         assert self.findings(store) == [(key_of(1), problem, "")]
         assert self.findings(store, repair=True) == [(key_of(1), problem, "index corrected")]
 
     def test_left_behind(self, store: StateStore, root: Path) -> None:
         (root / key_of(1)[:2] / f"{key_of(1)}.77.tmp").write_bytes(b"half")
-        assert self.findings(store) == [("", "left behind by a killed process", "")]
-        assert self.findings(store, repair=True) == [("", "left behind by a killed process", "deleted")]
+        assert self.findings(store) == [("", "left by a killed process", "")]
+        assert self.findings(store, repair=True) == [("", "left by a killed process", "deleted")]
 
     def test_spares_the_next_lookup_its_check(
         self, store: StateStore, root: Path, monkeypatch: pytest.MonkeyPatch

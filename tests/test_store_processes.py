@@ -239,7 +239,7 @@ def test_processes_share_a_limit(root: Path) -> None:
         assert 0 < store.totals().nbytes <= 200_000
 
 
-@pytest.mark.parametrize("way", ["removed and encoded anew", "evicted"])
+@pytest.mark.parametrize("way", ["removed and encoded again", "evicted"])
 def test_a_process_keeps_what_it_has_mapped(root: Path, way: str) -> None:
     put(StateStore(root), 1, TOKENS)
     code = (

@@ -30,7 +30,7 @@ from edge_pc.system.cpu import allowed_cpus
 class LlamaCppBackend:
     """A GGUF model, opened with libllama on the CPU. Its contexts share one cache.
 
-    What is computed with `exact` plans, and the tokens decoded after them one at a time, is equal to the last bit to
+    What is computed with `exact` plans, and the tokens decoded after them one at a time, is equal bit for bit to
     full prefill of the same cells with nothing else in the cache: whatever other prompts are open, whoever computes at
     the same time, and however the work is cut into runs (not exact: tokens that several contexts decode in one call,
     because several rows go through another kernel than one). Plans that are not exact keep that promise as long as each
@@ -101,10 +101,10 @@ class LlamaCppBackend:
         return self._cache.run(self._cache.use)
 
     def check(self) -> None:
-        """Compare what is noted of the shared cache with libllama's; reads all of it.
+        """Compare the books of the shared cache with libllama's; reads all of it.
 
         Raises:
-            StatesError: they differ, which is a fault of this backend.
+            StatesError: they differ, which is a bug in this backend.
         """
         self._cache.run(self._cache.cells.check)
 
@@ -178,5 +178,5 @@ def check_composable(library: ModuleType, model: Any, path: Path) -> None:
     for reason, found in reasons.items():
         if found:
             raise ModelError(
-                f"{path}: this model cannot reuse the states of modules: {reason}", hint="take another model"
+                f"{path}: this model cannot reuse the states of modules: {reason}", hint="use another model"
             )

@@ -37,7 +37,7 @@ class Cells:
     """The cache's cells, and the calls that change them.
 
     Args:
-        open_context: makes an empty cache of so many cells.
+        open_context: makes an empty cache of the given number of cells.
         blobs: the format of its states.
         size: cells to begin with; there will be more when they are needed.
 
@@ -190,7 +190,7 @@ class Cells:
         self._replace(sequence, places, block * BLOCK + places % BLOCK, self.books.labels_in(places))
 
     def _replace(self, sequence: int, places: IntArray, targets: IntArray, labels: IntArray) -> None:
-        """Replace cells of a sequence by copies of its own at `targets` with `labels`; others keep theirs."""
+        """Replace cells of a sequence by its own copies at `targets` with `labels`; others keep theirs."""
         old = self.books.labels_in(places)
         blob = self.read(sequence, old)
         for first, last in runs(np.sort(old)):

@@ -81,7 +81,7 @@ def _kept(fingerprint: str) -> Path:
 
 
 def _is_whole(kept: Path) -> bool:
-    """Whether a description is there, and every file of it as it was written."""
+    """Whether a description is there, and every file in it is as it was written."""
     with suppress(ModelError):
         _, changed = read_spec(kept)
         return not changed
@@ -134,7 +134,7 @@ def _check_rotary(file: GGUFFile, architecture: str, layers: int) -> None:
         reason = "it has learned positions instead of rotary ones"
     else:
         return
-    raise ModelError(f"{file.path}: this model cannot reuse the states of modules: {reason}", hint="take another model")
+    raise ModelError(f"{file.path}: this model cannot reuse the states of modules: {reason}", hint="use another model")
 
 
 def _quantization(file: GGUFFile) -> str:

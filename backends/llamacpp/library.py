@@ -42,7 +42,7 @@ def load_library() -> ModuleType:
 def model_params(library: ModuleType) -> Any:
     """What a model is opened with (`llama_model_params`): on the CPU, and not with AMX.
 
-    Where libllama was built with AMX it repacks weights for it, and the first run over them may die of an illegal
+    Where libllama was built with AMX it repacks weights for it, and the first run over them may crash on an illegal
     instruction: its threads lack Linux's permission, or the compiler dropped the configuration of the tiles (llama.cpp
     pull request 26954). All repacking ("extra buffers") is switched off there, since libllama has no finer switch.
     """

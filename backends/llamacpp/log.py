@@ -1,4 +1,4 @@
-"""libllama's own log: silent unless asked for, its errors kept for our error messages."""
+"""libllama's own log: silent unless it is wanted, its errors kept for our error messages."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class NativeContext:
 
 
 class _Batch:
-    """The arrays of a `llama_batch`, which numpy fills anew for each call: a loop over ctypes would take longer."""
+    """The arrays of a `llama_batch`, which numpy fills again for each call: a loop over ctypes would take longer."""
 
     def __init__(self, library: ModuleType) -> None:
         self._token_ids = np.zeros(BATCH_TOKENS, dtype=np.int32)

@@ -57,7 +57,7 @@ class Pool:
 
     Args:
         thread: does the work.
-        open_context: makes an empty cache of so many cells.
+        open_context: makes an empty cache of the given number of cells.
         blobs: the format of its states.
         size: cells to begin with; None: as many as are usual.
 

@@ -1,4 +1,4 @@
-"""One live prompt in the cache: a sequence that joins resident modules and has cells of its own.
+"""One live prompt in the cache: a sequence that joins resident modules and has its own cells.
 
 Position gaps. `llama_decode` refuses a sequence whose next position is not its largest plus one (llama_batch_allocr
 checks it for every sequence of a batch, and only an empty sequence may start anywhere). Masks are made of the cells'
@@ -91,7 +91,7 @@ class LivePrompt:
         return self._position_of(self._pool.cells.books.last(self.sequence)) + 1
 
     def place(self, plan: Plan, step: Place) -> None:
-        """Join cells of a module, or copy those that would not lie as in full prefill where that is asked for.
+        """Join cells of a module, or copy those that would not lie as in full prefill, where that is required.
 
         Raises:
             StatesError: the states are not of the expected format.

@@ -48,7 +48,7 @@ class Residents:
         """Keep states in the cache until they are released, loading them if they are not there.
 
         Args:
-            places: gives the places for so many new cells.
+            places: gives the places for the given number of new cells.
 
         Returns:
             None when residents have no sequence left.

@@ -19,7 +19,7 @@ def check_cache(cells: Cells, blobs: BlobFormat) -> None:
         _check(cells, blobs)
     except (StatesError, ValueError) as exc:
         raise ModelError(
-            f"this libllama keeps its cache otherwise than this version of edge-pc expects: {exc}",
+            f"this libllama does not keep its cache the way this version of edge-pc expects: {exc}",
             hint="install the llama-cpp-python that edge-pc was tested with",
         ) from exc
 
@@ -39,7 +39,7 @@ def _check(cells: Cells, blobs: BlobFormat) -> None:
         cells.load(sequence, blob, labels, np.array(places, dtype=np.int32))
         blobs.frame(blob, labels, TRANSIT)
         if not np.array_equal(cells.read(sequence, labels), blob):
-            raise StatesError("a state does not come back as it was")
+            raise StatesError("a saved state does not load back unchanged")
     cells.join(second, third)
     cells.check()
     for sequence in (second, third):

@@ -15,7 +15,7 @@ from edge_pc.models.spec import ModelSpec
 class PagedLayout:
     """Arrays `[layers, 2, kv_heads, tokens, head_dim]`, keys at index 0 of the second axis.
 
-    A head's row of tokens is padded with zeros to whole pages. Zeros stand in front, too, so many that the row of a
+    A head's row of tokens is padded with zeros to whole pages. Zeros stand before it, too, so many that the row of a
     cell is congruent to its position modulo `page_tokens`: where cells lie at their positions, pages of the array fit
     pages of the arena.
 

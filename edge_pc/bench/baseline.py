@@ -51,7 +51,7 @@ class Best:
 
 
 def thread_counts(asked: int | None, allowed: int) -> list[int]:
-    """Numbers of threads to try: what was asked for; else all allowed CPUs and half of them (two may share a core)."""
+    """Numbers of threads to try: the number given; else all allowed CPUs and half of them (two may share a core)."""
     return [asked] if asked else sorted({allowed, max(1, allowed // 2)}, reverse=True)
 
 

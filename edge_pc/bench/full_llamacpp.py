@@ -21,7 +21,7 @@ CHOICES = tuple({"batch": batch, "flash": flash} for flash in (0, 1) for batch i
 
 
 class FullPrefill:
-    """Full prefill in contexts of its own, one for each settings, over one opened model.
+    """Full prefill in separate contexts, one for each set of settings, over one opened model.
 
     Args:
         model: the GGUF file.

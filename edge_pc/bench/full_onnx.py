@@ -19,7 +19,7 @@ CHOICES = tuple({"chunk_tokens": tokens} for tokens in (CHUNK_TOKENS, 128, 512, 
 
 
 class FullPrefill:
-    """Full prefill in a session of its own.
+    """Full prefill in its own session.
 
     Args:
         model: the exported folder.
@@ -43,4 +43,4 @@ class FullPrefill:
         return logits
 
     def close(self) -> None:
-        """Nothing has to be freed by hand."""
+        """Nothing has to be freed."""

@@ -77,7 +77,7 @@ def measure(work: Work[MemoryRow], settings: Settings) -> None:
 
 
 def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tuple[dict[str, Any], MemoryRow]:
-    """Encode the module that all prompts share; what a holder is asked for, and a row with what is on disk."""
+    """Encode the module that all prompts share; what a holder must do, and a row with what is on disk."""
     with work.engine(backend) as engine:
         tokens = min(settings.tokens, engine.spec.max_positions - settings.new_tokens - 2)
         ways, layout = EngineWays(engine), engine.backend.kv_layout
@@ -146,7 +146,7 @@ def counted(row: MemoryRow, held: Sequence[dict[str, int] | None]) -> MemoryRow:
     """The row with the sums over all processes."""
     found = [memory for memory in held if memory is not None]
     if not found:
-        why = "this system does not count memory like this" if held else "not enough free memory"
+        why = "this system does not report memory this way" if held else "not enough free memory"
         return replace(row, skipped=why)
     sums: dict[str, Any] = {size: sum(memory[size] for memory in found) for size in SIZES}
     return replace(row, **sums)

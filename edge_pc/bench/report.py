@@ -1,6 +1,6 @@
 """The JSON report that all benches write into; docs/bench.md describes it.
 
-A section holds what one bench measured, as rows of its own type, and the tables and pictures that follow from them.
+A section holds what one bench measured, as rows of one type, and the tables and pictures that follow from them.
 Whoever shows a report needs only these, so that it can hold sections of benches that this package does not know.
 
 A row is written as soon as it is measured, under a key that says what was measured: a bench that was interrupted finds
@@ -198,7 +198,7 @@ class Report:
         Args:
             kind: of its rows.
             title: its heading on a page.
-            settings: what the bench is asked for.
+            settings: what the bench is run with.
             about: what a reader has to know, in a few sentences.
             command: the words of the command line that fills it.
             restart: throw the section's rows away.
@@ -217,7 +217,7 @@ class Report:
             changes = "; ".join(f"{key} was {found.get(key)!r}, now {wanted.get(key)!r}" for key in differing)
             raise OptionError(
                 f"section {name} of {self.path} was begun with other settings: {changes}",
-                hint="give another file with -o, or --restart to measure the section anew",
+                hint="give another file with -o, or --restart to measure the section again",
             )
         return Section(self, name, kind)
 

@@ -55,9 +55,9 @@ class TtftRow(TimedRow):
         way: `full`, `cached`, `again`, `in_place`, `encode`.
         pages: of the states' files: `warm`, or `cold` (not in the page cache).
         axes: what this point is varied along: `length`, `new`, `share`, `modules`.
-        cached_tokens, new_tokens, modules: asked for.
+        cached_tokens, new_tokens, modules: as set.
         reused_tokens, computed_tokens: planned: at least one token of a prompt is computed.
-        resident_share: of cold rows: the share of the pages that stayed in memory all the same.
+        resident_share: of cold rows: the share of the pages that stayed in memory anyway.
     """
 
     way: str

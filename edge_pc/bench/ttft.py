@@ -88,7 +88,7 @@ def axes(settings: Settings, max_positions: int) -> dict[str, list[Shape]]:
 
 
 def measure(work: Work[TtftRow], settings: Settings) -> None:
-    """Search each backend's baseline, which fills a section of its own, and time every point."""
+    """Search each backend's baseline, which fills its own section, and time every point."""
     tried = {"search_tokens": settings.search_tokens, "search_repeats": settings.search_repeats}
     baselines = work.report.section("baseline", BaselineRow, "The baseline", tried, command=work.command)
     for backend in work.backends:

@@ -1,4 +1,4 @@
-"""What follows from the rows of `bench ttft`: ratios, growth, break-even, when an encoding pays, where it does not."""
+"""What follows from the rows of `bench ttft`: ratios, growth, break-even lengths and uses, where reuse is worse."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def _over_length(rows: Sequence[TtftRow], backend: str) -> Table:
         "> speed-up": lambda row: ratio(row, "full", "cached"),
         "> reuse / limit": lambda row: ratio(row, "cached", "in_place"),
         "> later token (ms)": lambda row: f"{row.median('later_token'):.1f}",
-        "> uses that pay": uses,
+        "> break-even uses": uses,
     }
     fewest = min((len(row.samples_ms["ttft"]) for row in by_way["full"].values()), default=0)
     note = (
         f"Median and quartiles; one module. Full prefill has few samples where it takes seconds ({fewest} at least). "
-        "Reuse again: the prompt before had the same modules. Uses that pay: so often must a module be used before "
-        f"encoding it took less time than computing it each time. {_in_words(rows, backend)}"
+        "Reuse again: the prompt before had the same modules. Break-even uses: how often a module must be "
+        f"used until encoding it once has taken less time than computing it each time. {_in_words(rows, backend)}"
     )
     return Table.of(f"{TITLES[backend]}: time to first token", by_way["cached"].values(), columns, note.strip())
 

@@ -36,7 +36,7 @@ class Prepared:
     """An encoded schema, and the case's prompt.
 
     Attributes:
-        encode_ms: computing and writing took; None: all was stored already.
+        encode_ms: computing and writing took; None: all was already stored.
         files: of the states that the prompt uses.
         token_ids: of the whole prompt in position order, int32 `[tokens]`.
         cached_tokens, computed_tokens: of the prompt, as the cached way serves it.
@@ -100,7 +100,7 @@ class EngineWays:
         return self._cached(case), 1.0 if resident is None else resident
 
     def release(self) -> None:
-        """Let go of all mappings of stored states: empty the context, and open the store anew."""
+        """Let go of all mappings of stored states: empty the context, and open the store again."""
         self._displace()
         engine = self.engine
         engine.store.close()

@@ -103,7 +103,7 @@ def fill(
     Args:
         settings: an object of the bench's `Settings`.
         command: the words of the command line.
-        restart: measure the section anew.
+        restart: measure the section again.
 
     Raises:
         OptionError: the section was begun with other settings, or another bench is running.
@@ -148,7 +148,7 @@ def chosen_backends(options: BenchOptions) -> list[str]:
 
     Raises:
         OptionError: there is no such backend.
-        MissingDependencyError: one was asked for that is not installed.
+        MissingDependencyError: a requested backend is not installed.
     """
     installed = [name for name, known in BACKENDS.items() if find_spec(known.import_name)]
     for known in map(entry, options.backends):
@@ -199,7 +199,7 @@ def states_folder(options: BenchOptions) -> Iterator[Path]:
         lock.acquire(timeout=0)
     except Timeout as exc:
         raise OptionError(
-            f"another bench is running on {folder}", hint="wait for it: two at once would measure each other"
+            f"another bench is running on {folder}", hint="wait for it: two at once would disturb each other"
         ) from exc
     try:
         yield folder

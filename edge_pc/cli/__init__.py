@@ -1,7 +1,7 @@
 """The command `edge-pc`.
 
 Every way out of it is here: an answer (0), wrong input (2), an environment that lacks something (3), Ctrl-C (130), a
-reader that went away (141, as shells report SIGPIPE), a fault of our own (1). A command is imported when it is called,
+reader that went away (141, as shells report SIGPIPE), a bug (1). A command is imported when it is called,
 and imports what is heavy when it runs.
 """
 
@@ -44,7 +44,7 @@ _COMMANDS = {
 EPILOG = """Every option can also be set by a variable: EDGE_PC_MAX_TOKENS sets --max-tokens. The command line wins.
 EDGE_PC_HOME sets the folder that models and states are kept in.
 
-Exit codes: 0 done, 1 a fault of edge-pc, 2 wrong input, 3 something that edge-pc needs is missing or full, 130
+Exit codes: 0 done, 1 a bug in edge-pc, 2 wrong input, 3 something that edge-pc needs is missing or full, 130
 interrupted, 141 the reader of stdout went away."""
 
 
@@ -149,12 +149,12 @@ def _failed(exc: Exception) -> int:
     if lack is not None:
         say_error(*lack)
         return ENVIRONMENT_LACKS
-    say_error(f"unexpected {type(exc).__name__}: {exc}", "this is a fault of edge-pc; run again with -vv to see where")
+    say_error(f"unexpected {type(exc).__name__}: {exc}", "this is a bug in edge-pc; run again with -vv to see where")
     return FAULT
 
 
 def _lack(exc: Exception) -> tuple[str, str | None] | None:
-    """What the environment lacks, and what to do, where that is the cause; None: it is a fault of our own."""
+    """What the environment lacks, and what to do, where that is the cause; None: it is a bug."""
     if _is_out_of_memory(exc):
         return "there is not enough memory", "close other programs, or raise the limit (ulimit -v, a cgroup)"
     if isinstance(exc, OSError):
@@ -164,7 +164,7 @@ def _lack(exc: Exception) -> tuple[str, str | None] | None:
         return f"{exc.filename}: {why(exc)}" if exc.filename else why(exc), None
     library = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
     if isinstance(exc, ImportError) and library != "edge_pc":
-        hint = "install edge-prompt-cache again; edge-pc doctor says more"
+        hint = "reinstall edge-prompt-cache; edge-pc doctor says more"
         if isinstance(exc, ModuleNotFoundError):
             return f"the library {library} is not installed", hint
         return f"a library cannot be loaded: {exc}", hint

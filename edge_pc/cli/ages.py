@@ -18,7 +18,7 @@ def parse_age(text: str) -> float:
     """
     match = _AGE.fullmatch(text)
     if match is None:
-        raise OptionError(f"{text!r} is not an age", hint="write a number and s, m, h, d or w, such as 12h or 30d")
+        raise OptionError(f"{text!r} is not an age", hint="write a number followed by s, m, h, d or w, such as 30d")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 

@@ -32,8 +32,8 @@ def answer(
     """Write the answer and show what the options ask for.
 
     Args:
-        start: makes the stream; its prompt is submitted when its first piece is asked for.
-        compare: sets the same prompt against a full prefill.
+        start: makes the stream; its prompt is submitted when its first piece is requested.
+        compare: compares the same prompt with a full prefill.
     """
     submitted_ms = process_age_ms()
     result = _show_stream(start, output, as_json=as_json)

@@ -73,10 +73,10 @@ measurement_options = grouped(
         metavar="FILE",
         default="edge-pc-bench.json",
         show_default=True,
-        help="The JSON report to fill; what it has already is not measured again.",
+        help="The JSON report to fill; what it already has is not measured again.",
     ),
-    option("--quick", group=_REPORT, is_flag=True, help="A small size, to see that all works."),
-    option("--restart", group=_REPORT, is_flag=True, help="Measure the section anew."),
+    option("--quick", group=_REPORT, is_flag=True, help="A small run, to see that everything works."),
+    option("--restart", group=_REPORT, is_flag=True, help="Measure the section again from the start."),
 )
 
 

@@ -144,8 +144,8 @@ def path(cache_dir: str | None) -> None:
 
 @cache.command(cls=GroupedCommand)
 @click.argument("what", metavar="[KEY|SCHEMA|SCHEMA/MODULE]...", nargs=-1)
-@option("--all", "everything", is_flag=True, help="All of them.")
-@option("--yes", is_flag=True, help="Do not ask.")
+@option("--all", "everything", is_flag=True, help="Remove all of them.")
+@option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @cache_dir_option
 @json_option
 @output_options
@@ -157,7 +157,7 @@ def rm(
     The first characters of a key are enough. What is removed is computed again when it is needed.
     """
     if everything == bool(what):
-        raise click.UsageError("name what to remove, or give --all (and not both)")
+        raise click.UsageError("name what to remove, or give --all (not both)")
     out = Output(output)
     with _open_store(cache_dir) as store:
         entries = store.entries()
@@ -171,14 +171,16 @@ def rm(
 
 @cache.command(cls=GroupedCommand)
 @option("--max-size", callback=reads(parse_size), metavar="SIZE", help="Remove states until the rest fits (2GiB).")
-@option("--older-than", callback=reads(parse_age), metavar="AGE", help="Remove what was not used for so long (30d).")
+@option(
+    "--older-than", callback=reads(parse_age), metavar="AGE", help="Remove what has not been used for this long (30d)."
+)
 @cache_dir_option
 @json_option
 @output_options
 def gc(
     max_size: int | None, older_than: float | None, cache_dir: str | None, as_json: bool, output: OutputOptions
 ) -> None:
-    """Remove stored states by size and age, and what killed processes left behind."""
+    """Remove stored states by size and age, and what killed processes left."""
     out = Output(output)
     with _open_store(cache_dir) as store:
         _show_removed(store.gc(max_bytes=max_size, older_than=older_than), store, out, as_json=as_json)
@@ -194,7 +196,7 @@ def _show_removed(removed: Removed, store: StateStore, out: Output, *, as_json: 
     if removed.kept:
         raise StoreError(
             f"{counted(len(removed.kept), 'stored encoding')} in {store.path} cannot be deleted",
-            hint="is the folder writable for you? On Windows, end the programs that use the store",
+            hint="can you write to the folder? On Windows, end the programs that use the store",
         )
 
 
@@ -209,5 +211,5 @@ def _check_all_found(names: Sequence[str], chosen: Sequence[EntryInfo]) -> None:
         if not any(_matches(entry, name) for entry in chosen):
             raise OptionError(
                 f"no stored states match {name!r}",
-                hint=f"edge-pc cache ls shows them; of a key give at least {_LEAST_KEY} characters",
+                hint=f"edge-pc cache ls shows them; a key needs at least {_LEAST_KEY} characters",
             )

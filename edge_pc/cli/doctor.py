@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def doctor(as_json: bool, output: OutputOptions) -> int:
     """Check that this machine and this environment can run edge-pc.
 
-    Each backend is loaded in a process of its own, so that a crash is reported. Exits with 3 if the default backend
+    Each backend is loaded in its own process, so that a crash is reported. Exits with 3 if the default backend
     cannot be used.
     """
     from edge_pc.system.doctor import examine, works

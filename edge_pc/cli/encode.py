@@ -39,7 +39,7 @@ _NAMED = 5
 def encode(schemas: tuple[str, ...], engine_options: EngineOptions, as_json: bool, output: OutputOptions) -> None:
     """Compute the states of a schema's modules and store them.
 
-    Says first how much it will write, and computes nothing if that cannot be stored. What is stored already is not
+    Says first how much it will write, and computes nothing if that cannot be stored. What is already stored is not
     computed again.
     """
     out = Output(output)
@@ -64,9 +64,9 @@ def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Outpu
     if report.encoded or report.unstored:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
         encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")
-        out.note(f"{layout.name}: {encodings} stored, {len(report.reused)} were there already; {tokens} in {speed}")
+        out.note(f"{layout.name}: {encodings} stored, {len(report.reused)} were already there; {tokens} in {speed}")
     else:
-        out.note(f"{layout.name}: everything is stored already ({counted(len(report.reused), 'encoding')})")
+        out.note(f"{layout.name}: everything is already stored ({counted(len(report.reused), 'encoding')})")
     return report
 
 

@@ -25,7 +25,7 @@ _BITS: dict[str, Bits] = {"8": 8, "4": 4, "32": 32}
 def pull(name: str, output: OutputOptions) -> None:
     """Download a model by its name: smollm2.
 
-    What is there already is only checked; that needs no network.
+    A model that is already there is only checked; that needs no network.
     """
     from edge_pc.models import registry
     from edge_pc.models.pull import pull as download
@@ -57,16 +57,16 @@ def pull(name: str, output: OutputOptions) -> None:
     type=click.Choice(list(_BITS)),
     default="8",
     show_default=True,
-    help="Of the weights; less is smaller and less exact.",
+    help="Bits per weight; fewer make a smaller and less exact model.",
 )
 @option(
     "--quant",
     type=click.Choice(["q8_0", "q4_0"]),
     default="q8_0",
     show_default=True,
-    help="Of the weights with --backend llamacpp.",
+    help="Number type of the weights, with --backend llamacpp.",
 )
-@option("--force", is_flag=True, help="Export again what is there already.")
+@option("--force", is_flag=True, help="Export again, even if the result is already there.")
 @backend_option
 @output_options
 def export(
@@ -81,7 +81,7 @@ def export(
     from edge_pc.models import registry
 
     if place is None and model not in registry.REGISTRY:
-        raise click.UsageError("say where to: -o DIR")
+        raise click.UsageError("say where to write it: -o DIR")
     if entry(backend).model_kind == "gguf":
         _requantize(model, place, quant, force, Output(output))
     else:
@@ -96,7 +96,7 @@ def _requantize(model: str, place: str | None, quant: str, force: bool, out: Out
     source = registry.locate(model, "gguf")
     target = Path(place) if place is not None else requantized_path(source, quant)
     if place is None and not force and target.is_file():
-        out.note(f"{model} is exported already: {target}")
+        out.note(f"{model} is already exported: {target}")
     else:
         out.note(f"requantizing {source} to {quant}")
         requantize(source, target, quant)
@@ -112,7 +112,7 @@ def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output
     source = registry.export_source(model)
     target = Path(folder) if folder is not None else registry.export_folder(model, bits)
     if folder is None and not force and _is_exported(target):
-        out.note(f"{model} is exported already: {target}")
+        out.note(f"{model} is already exported: {target}")
         return
     with out.progress(f"exporting {model}") as update:
         export_model(source, target, bits=bits, progress=update)
@@ -122,7 +122,7 @@ def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output
 
 
 def _is_exported(folder: Path) -> bool:
-    """Whether this version's export is there, and every file of it as it was written."""
+    """Whether this version's export is there, and every file in it is as it was written."""
     from edge_pc.models.spec import read_spec
 
     try:

@@ -113,11 +113,11 @@ output_options = grouped(
     "output",
     option("-q", "--quiet", group="Output", is_flag=True, help="Show only the answer and errors."),
     option(
-        "-v", "--verbose", group="Output", count=True, help="Say more; given twice, also tracebacks and native logs."
+        "-v", "--verbose", group="Output", count=True, help="Show more; given twice, also tracebacks and native logs."
     ),
 )
 
-json_option = option("--json", "as_json", group="Output", is_flag=True, help="One JSON object on stdout.")
+json_option = option("--json", "as_json", group="Output", is_flag=True, help="Print one JSON object on stdout.")
 
 _ENGINE = "Model and cache"
 cache_dir_option = option(
@@ -202,7 +202,7 @@ engine_options = grouped(
         group=_ENGINE,
         callback=reads(parse_size),
         metavar="SIZE",
-        help="Keep the stored states below this size (2GiB); the least useful are removed first.",
+        help="Keep the stored states below this size (2GiB); the least recently used are removed first.",
     ),
     option(
         "--encoding",

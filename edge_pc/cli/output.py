@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from edge_pc.cli.options import OutputOptions
 
-# Where there is no terminal for a bar, long work says how far it is once in so many seconds.
+# Without a terminal for a bar, long work reports its progress every so many seconds.
 SECONDS_BETWEEN_LINES = 5.0
 
 # Nothing is cut or folded that goes to a file or a pipe.

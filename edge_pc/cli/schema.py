@@ -194,7 +194,7 @@ def _module_line(module: Module, explained: Explained) -> Any:
 
     layout = explained.layout.modules[module.path]
     last = layout.start + max(layout.length - 1, 0)
-    parts = [f"  positions {layout.start} to {last}, {len(layout.token_ids)} tokens of its own"]
+    parts = [f"  positions {layout.start} to {last}, {len(layout.token_ids)} own tokens"]
     if not module.cache:
         parts.append("computed for each prompt")
     else:

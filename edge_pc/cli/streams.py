@@ -47,7 +47,7 @@ def read_stdin() -> str:
     try:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)  # it may never end
         if len(data) > MAX_BYTES:
-            raise OptionError(f"stdin has more than {format_size(MAX_BYTES)}", hint="give it a part of this")
+            raise OptionError(f"stdin has more than {format_size(MAX_BYTES)}", hint="give it only part of the text")
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise OptionError(f"stdin is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
@@ -88,5 +88,5 @@ def _drop_what_is_left_for(stream: TextIO) -> None:
 
 
 def why(exc: OSError) -> str:
-    """What the system said, for people."""
+    """What the system said, in words."""
     return "it is closed" if exc.errno == errno.EBADF else exc.strerror or str(exc)

@@ -73,7 +73,7 @@ class ComposeOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComposedSchema:
-    """A schema's tokens and positions, and what of it is encoded together."""
+    """A schema's tokens and positions, and which parts are encoded together."""
 
     layout: SchemaLayout
     encodings: SchemaEncodings

@@ -70,7 +70,7 @@ def read_documents(
 
     Args:
         max_bytes: of all files together.
-        read: gives the text of a file of at most so many bytes.
+        read: reads the text of a file of at most the given number of bytes.
 
     Raises:
         OptionError: there is no file, or one is too large, empty, no plain file, or cannot be read as UTF-8 text.

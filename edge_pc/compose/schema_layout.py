@@ -20,7 +20,7 @@ from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
 from edge_pc.pml.model import Module, Parameter, Role, Scaffold, Schema, Text, Turn, Union, Walk
 
-# Anonymous text behind the last module (as a chat template's closing marks) is computed with the free text when it is
+# Anonymous text after the last module (as a chat template's closing marks) is computed with the free text when it is
 # at most this long: a few more rows of one run cost less than a span, and the text sees all that was imported.
 CLOSING_TOKENS = 8
 
@@ -78,7 +78,7 @@ class SchemaLayout:
         schema: the document.
         modules: path → layout, the root first, in document order.
         scaffolds: in document order.
-        closing_ids: short anonymous text behind the last module; computed with each prompt, so in no module's cells.
+        closing_ids: short anonymous text after the last module; computed with each prompt, so in no module's cells.
         length: positions that the schema takes, closing text included.
         bos_id: the token at position 0 that the model wants, or None.
         roles: of its chat tags, in order.
@@ -132,7 +132,7 @@ def lay_out(
 
 
 def _check_turns(schema: Schema, template: ChatTemplate) -> None:
-    """Check that a user's turn, as a prompt brings it, may follow the schema's turns."""
+    """Check that a user's turn, as prompts add it, may follow the schema's turns."""
     roles = [node.role for node in schema.children if isinstance(node, Turn)]
     if roles:
         try:
@@ -240,7 +240,7 @@ class _Layout(Walk[int]):
         return Slot(parameter.name, start, parameter.length, parameter.space_before, default)
 
     def take_closing(self) -> tuple[int, ...]:
-        """Cut short anonymous text behind the last module off the root's cells."""
+        """Cut short anonymous text after the last module off the root's cells."""
         root = self.owners[ROOT]
         count = sum(position >= self._last_module_end for position in root.position_ids)
         if not self._last_module_end or not 0 < count <= CLOSING_TOKENS:

@@ -81,13 +81,13 @@ class ChatTemplate:
                 there (a BOS, a default system prompt) belongs to its prefix.
 
         Raises:
-            OptionError: the template refuses such a turn; the message has its own complaint.
+            OptionError: the template refuses such a turn; the message quotes its complaint.
             ModelError: there is no template, it is broken, or it has no place for such a turn.
         """
         return self._affixes(role, after)
 
     def accepts(self, role: Role, after: Role | None) -> bool:
-        """Whether the template has a place of its own for such a turn."""
+        """Whether the template has a place for such a turn."""
         return self._accepts(role, after)
 
     @cached_property
@@ -96,7 +96,7 @@ class ChatTemplate:
         turns: list[tuple[Role, str]] = [("user", "text")]
         without, with_prompt = self._render(turns, False), self._render(turns, True)
         if not with_prompt.startswith(without):
-            raise ModelError("the model's chat template writes its generation prompt elsewhere than at the end")
+            raise ModelError("the model's chat template does not write its generation prompt at the end")
         return with_prompt[len(without) :]
 
     def render(self, turns: Sequence[tuple[Role, str]]) -> str:
@@ -175,7 +175,7 @@ class ChatTemplate:
         if self.source is None:
             raise ModelError(
                 "the model has no chat template, so the tags <system>, <user> and <assistant> cannot be used",
-                hint="take an instruction-tuned model, or write the text without chat tags",
+                hint="use an instruction-tuned model, or write the text without chat tags",
             )
         # The settings that templates are written for. `strftime_now` is missing on purpose: a prompt that holds
         # today's date would miss every cached state tomorrow; templates fall back to a fixed date.

@@ -23,7 +23,7 @@ def describe(folder: Path) -> Description:
     """Describe the exported model in `folder`.
 
     Raises:
-        ModelError: the folder is no exported model, or a file of it is broken.
+        ModelError: the folder is not an exported model, or one of its files is broken.
     """
     spec, template = ModelSpec.load(folder), folder / TEMPLATE_FILE
     source = read_template(template) if template.is_file() else None

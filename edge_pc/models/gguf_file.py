@@ -54,7 +54,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An opened GGUF file: its metadata, and its tensors, which are read when asked for.
+    """An opened GGUF file: its metadata, and its tensors, which are read on demand.
 
     Attributes:
         path: the file.
@@ -106,7 +106,7 @@ class GGUFFile:
         except NotImplementedError as exc:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has the quantization {tensor.quantization.name}, which cannot be read",
-                hint="take a file with another quantization, such as Q8_0, Q4_K_M or F16",
+                hint="use a file with another quantization, such as Q8_0, Q4_K_M or F16",
             ) from exc
         return array.astype(np.float32, copy=False).reshape(tensor.shape)
 
@@ -169,7 +169,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Any], dict[st
         key = cursor.text("the key of a metadata field")
         what = f"metadata {shown(key)}"
         if key in values:
-            raise _Broken(f"{what} is there twice")
+            raise _Broken(f"{what} appears twice")
         kind = cursor.number("<I", what)
         if kind == ARRAY:
             kind = cursor.number("<I", what)
@@ -212,7 +212,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: Any) -> dict[str, Tens
         name = cursor.text("the name of a tensor")
         what = f"tensor {shown(name)}"
         if name in found or len(name.encode()) > _MAX_NAME_BYTES:
-            raise _Broken(f"{what} is there twice, or its name is longer than {_MAX_NAME_BYTES} bytes")
+            raise _Broken(f"{what} appears twice, or its name is longer than {_MAX_NAME_BYTES} bytes")
         rank = cursor.number("<I", what)
         if not 1 <= rank <= _MAX_DIMS:
             raise _Broken(f"{what} has {rank} dimensions, expected 1 to {_MAX_DIMS}")

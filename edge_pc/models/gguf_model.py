@@ -221,7 +221,7 @@ def _check_vocabulary(file: GGUFFile, fields: dict[str, Any]) -> None:
                 f"{len(tokens)} tokens"
             )
         if file.kinds[f"tokenizer.ggml.{name}"] != kind:
-            raise ModelError(f"{file.path}: tokenizer.ggml.{name} has numbers of another kind than the format asks for")
+            raise ModelError(f"{file.path}: tokenizer.ggml.{name} has numbers of another kind than the format says")
 
 
 def _check_types(file: GGUFFile) -> None:

@@ -34,7 +34,7 @@ class RotaryEncoding:
 
 @dataclass(frozen=True, slots=True)
 class AlibiEncoding:
-    """Scores fall with the distance, in each head by a slope of its own; keys hold no position.
+    """Scores fall with the distance, in each head by its own slope; keys hold no position.
 
     Attributes:
         max_bias: with the number of heads it gives all slopes: those of h heads (a power of two) are
@@ -48,7 +48,7 @@ class AlibiEncoding:
 
 @dataclass(frozen=True, slots=True)
 class LearnedEncoding:
-    """Each position has a vector of its own that is added to the token's.
+    """Each position has its own vector that is added to the token's.
 
     Attributes:
         positions: how many vectors there are, those before `offset` not counted.

@@ -49,7 +49,7 @@ def pull(name: str, progress: OnProgress = ignore) -> Path:
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be written: {exc.filename or home()}: {exc.strerror or exc}",
-            hint=f"is the folder writable for you, and is there room? {HOME_VARIABLE} chooses another one",
+            hint=f"can you write to the folder, and is there room? {HOME_VARIABLE} chooses another one",
         ) from exc
     return path
 

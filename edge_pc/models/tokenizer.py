@@ -3,7 +3,7 @@
 Text given by a person or a file is *plain*: whatever it spells, it never becomes a control token. Only text that a
 chat template wrote goes through `encode_template`, where control tokens are recognised. Neither adds a BOS.
 
-SentencePiece vocabularies put a space in front of a text that stands at a boundary: at the very start, or right behind
+SentencePiece vocabularies put a space before a text that stands at a boundary: at the very start, or right after
 a control token. Texts here are composed by ids, so that space must not come with every text; who composes says where a
 boundary is. Byte-level vocabularies know no such thing.
 """
@@ -72,7 +72,7 @@ class Tokenizer:
 
         Raises:
             OptionError: the text holds a character that no model can be given.
-            ModelError: the tokenizer makes a control token of this text all the same.
+            ModelError: the tokenizer makes a control token of this text anyway.
         """
         if (unusable := unusable_character(text)) is not None:
             message = f"a text cannot be given to a model: its {unusable}; it begins {text[:_SHOWN_CHARACTERS]!r}"
@@ -147,7 +147,7 @@ def load_tokenizer(folder: Path, *, hint: str) -> tokenizers.Tokenizer:
 
 
 def _take_prefix_space(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Switch off that the library puts a space in front of every text; whether it did."""
+    """Switch off that the library puts a space before every text; whether it did."""
     from tokenizers import normalizers, pre_tokenizers
 
     normalizer = tokenizer.normalizer

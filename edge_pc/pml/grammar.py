@@ -89,7 +89,7 @@ def check_place(element: Element, parent: Element, rule: ElementRule) -> None:
     if tag in rule.children or (rule.imports and tag not in RESERVED):
         return
     allowed = ", ".join(f"<{child}>" for child in rule.children)
-    hint = f"here may stand: {allowed}" if allowed else "no element may stand here"
+    hint = f"allowed here: {allowed}" if allowed else "no element is allowed here"
     if tag not in RESERVED:
         message, hint = f"unknown element <{element.tag}> in <{parent.tag}>", f"{hint}; {MARKUP_HINT}"
         raise fault(message, element.at, name=element.tag, among=rule.children, hint=hint)
@@ -122,5 +122,5 @@ def read_attributes(element: Element, rule: ElementRule) -> dict[str, str]:
         known[name] = normal(value) if name in _NAMING else value
     for name in rule.required:
         if name not in known:
-            raise fault(f"<{element.tag}> lacks its attribute {name!r}", element.at, name=name)
+            raise fault(f"<{element.tag}> needs the attribute {name!r}", element.at, name=name)
     return known

@@ -97,7 +97,7 @@ class Scaffold:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A chat tag. It has no scope of its own: modules in it belong to the enclosing scope."""
+    """A chat tag. It has no scope: modules in it belong to the enclosing scope."""
 
     role: Role
     children: tuple[Node, ...]

@@ -33,7 +33,7 @@ def parse_prompt(text: str, source: Path | None = None) -> Prompt:
     root = read_xml(text, source)
     if root.tag != "prompt":
         message = f"expected <prompt>, not <{root.tag}>"
-        hint = "this is a schema; a prompt against it is wanted here" if root.tag == "schema" else None
+        hint = "this is a schema; a prompt is expected here" if root.tag == "schema" else None
         raise fault(message, root.at, name=root.tag, among=("prompt",), hint=hint)
     schema = read_attributes(root, PROMPT_ELEMENTS["prompt"])["schema"]
     reader = _PromptReader()

@@ -49,7 +49,7 @@ def parse_schema(text: str, source: Path | None = None) -> Schema:
     root = read_xml(text, source)
     if root.tag != "schema":
         message = f"expected <schema>, not <{root.tag}>"
-        hint = "this is a prompt; a schema is wanted here" if root.tag == "prompt" else None
+        hint = "this is a prompt; a schema is expected here" if root.tag == "prompt" else None
         raise fault(message, root.at, name=root.tag, among=("schema",), hint=hint)
     name = read_attributes(root, SCHEMA_ELEMENTS["schema"])["name"]
     if not is_name(name):
@@ -103,7 +103,7 @@ class _SchemaReader:
         name = _new_name("module", attributes["name"], element, scope.modules)
         if name in RESERVED:
             hint = f"PML itself uses {', '.join(sorted(RESERVED))}"
-            raise fault(f"a module cannot be named like PML's tag {name!r}", element.at, name=name, hint=hint)
+            raise fault(f"a module cannot have the name of PML's tag {name!r}", element.at, name=name, hint=hint)
         cache = attributes.get("cache", "true")
         if cache not in ("true", "false"):
             raise fault(f'cache="{cache}": expected "true" or "false"', element.at, name=name)
@@ -116,13 +116,13 @@ class _SchemaReader:
         """The content of the file `src` as the module's only text, never read as PML."""
         if any(isinstance(child, Element) or child.text.strip(SPACE) for child in element.children):
             raise fault(
-                f"module {name!r} has src= and content of its own",
+                f"module {name!r} has both src= and content",
                 element.at,
                 name=name,
                 hint="remove one of them; text around a file belongs in a module around this one",
             )
         text = self._source_text(src, element.at, name)
-        # A file starts on a line of its own: one space would shift its first line.
+        # A file starts on its own line: one space would shift its first line.
         shown = self._flow.verbatim(text, separator="\n")
         return (Text(shown, element.at),) if shown else ()
 

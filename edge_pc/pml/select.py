@@ -174,7 +174,7 @@ class _Selector:
         where = f"module {parent.path!r}" if parent else "the schema's top level"
         elsewhere = [path for path in self.paths if path.rpartition("/")[2] == item.name]
         if not elsewhere:
-            message = f"unknown module {item.name!r}: {where} has none of that name"
+            message = f"unknown module {item.name!r}: {where} has no module of that name"
             near = nearest(item.name, scope.modules) is not None
             among = scope.modules if near else [path.rpartition("/")[2] for path in self.paths]
             return fault(message, item.at, name=item.name, among=among, hint=_listing(item, scope))
@@ -185,7 +185,7 @@ class _Selector:
             hint = _either(item, f"write {_as_tags(path)}", f"import {path}")
         else:
             message = f"module {item.name!r} is at the schema's top level, not in {where}"
-            hint = _either(item, f"write <{item.name}/> outside of every other import", f"import {path}")
+            hint = _either(item, f"write <{item.name}/> outside all other imports", f"import {path}")
         return fault(message, item.at, name=item.name, hint=hint)
 
 
@@ -207,7 +207,7 @@ def _without_scaffolds(imports: Sequence[Import], scope: _Scope) -> Iterator[Imp
         scaffold = scope.scaffolds.get(item.name)
         if scaffold is None:
             names = scope.scaffolds
-            hint = f"there are: {listed(names)}" if names else "there is none here"
+            hint = f"there are: {listed(names)}" if names else "there are none here"
             raise fault(f"unknown scaffold {item.name!r}", item.at, name=item.name, among=names, hint=hint)
         members = {member.name: member for member in scaffold.members}
         for child in item.children:
@@ -223,7 +223,7 @@ def _listing(item: Import, scope: _Scope) -> str:
     if item.name in scope.scaffolds:
         members = ", ".join(member.path for member in scope.scaffolds[item.name].members)
         return _either(item, f'a scaffold is imported by <scaffold name="{item.name}"/>', f"import {members}")
-    return f"there are: {listed(scope.modules)}" if scope.modules else "there is none"
+    return f"there are: {listed(scope.modules)}" if scope.modules else "there are none"
 
 
 def _as_tags(path: str) -> str:

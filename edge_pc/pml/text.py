@@ -120,5 +120,5 @@ class Flow:
 
 
 def join(ends: Sequence[Flow]) -> Flow:
-    """The place behind alternatives that end at `ends`, any of which may be the one that stands there."""
+    """The place after alternatives that end at `ends`, any of which may be the one that stands there."""
     return Flow(any(end.started for end in ends), any(end.spaced for end in ends))

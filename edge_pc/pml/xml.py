@@ -21,7 +21,7 @@ from edge_pc.system.text import TextFileError, read_text
 # More text than any model has positions for.
 MAX_BYTES = 16 * 2**20
 
-MARKUP_HINT = "code with < or & belongs in <![CDATA[ … ]]> or, in a schema, in a file of its own that src= names"
+MARKUP_HINT = "code with < or & belongs in <![CDATA[ … ]]> or, in a schema, in a separate file that src= names"
 # XML's white space; a no-break space, for example, is text.
 SPACE = " \t\r\n"
 _XML_SPACE = "{http://www.w3.org/XML/1998/namespace}space"

@@ -22,7 +22,7 @@ class Answer:
 
     Attributes:
         sampling: as given.
-        max_tokens: the answer ends after so many tokens.
+        max_tokens: the answer has at most so many tokens.
         token: the token chosen last.
         position: its position.
         done: the answer has ended.
@@ -45,7 +45,7 @@ class Answer:
         self.done = False
 
     def cancel(self) -> None:
-        """End the answer where it is; what there is of it stays."""
+        """End the answer where it is; the text so far stays."""
         if not self.done:
             self._stop = "cancelled"
             self.done = True

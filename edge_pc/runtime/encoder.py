@@ -130,7 +130,7 @@ class Encoder:
     def compute(self, encoding: Encoding, context: Sequence[KVStates], on_tokens: OnTokens) -> Any:
         """The array of an encoding's states, computed over the states of its context."""
         spans = tuple(Span(s, 0, p.tokens) for s, p in zip(context, encoding.context, strict=True))
-        # Context in position order makes the states equal to full prefill's, to the last bit.
+        # Context in position order makes the states equal to full prefill's, bit for bit.
         plan = Plan(spans, encoding.token_ids, encoding.position_ids, exact=True)
         with closing(self._backend.new_context(plan.cached_tokens + len(plan.token_ids) + 1)) as live:
             return live.encode(plan, encoding.keep, on_tokens)

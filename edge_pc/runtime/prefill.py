@@ -28,7 +28,7 @@ class Serving:
 
     Attributes:
         use_cache: False: full prefill, nothing reused and nothing stored.
-        exact: cells strictly in position order, so that sums come out as in full prefill to the last bit.
+        exact: cells strictly in position order, so that sums come out as in full prefill bit for bit.
         strict: a module that is not stored is an error.
     """
 
@@ -92,7 +92,7 @@ def prefill_cached(
         prefilled = context.prefill(plan, watch.computed)
     hits = {o.states.key for o in obtained if o.miss is None}
     cached = sum(span.tokens for span in plan.spans if span.states.key in hits)
-    again = prefilled.computed_tokens - len(plan.token_ids)  # cached cells that the backend computed all the same
+    again = prefilled.computed_tokens - len(plan.token_ids)  # cached cells that the backend computed anyway
     encode_ms = sum(o.encode_ms for o in obtained)
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,
@@ -139,7 +139,7 @@ def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
     if misses:
         raise CacheMissError(
             "strict mode: states are missing:\n" + "\n".join(misses),
-            hint="encode the schema first (edge-pc encode SCHEMA), or leave strict mode",
+            hint="encode the schema first (edge-pc encode SCHEMA), or turn strict mode off",
         )
 
 
@@ -153,6 +153,6 @@ def _module_stats(prompt: LaidOut, obtained: Sequence[Obtained]) -> tuple[Module
 
 
 def _parts(prompt: LaidOut) -> list[tuple[str, str, int]]:
-    """(name for people, path, tokens) of each module that has text of its own."""
+    """(name for people, path, tokens) of each module that has text."""
     tokens = {path: len(prompt.schema.modules[path].token_ids) for path in prompt.modules}
     return [(path if path != ROOT else prompt.schema.name, path, count) for path, count in tokens.items() if count]

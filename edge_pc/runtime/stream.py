@@ -43,7 +43,7 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """The answer. Of a stream that was cancelled or closed early, what there is of it.
+        """The answer. If the stream was cancelled or closed early, the text so far.
 
         Raises:
             RuntimeError: the first token is not there yet.

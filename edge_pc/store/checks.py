@@ -68,7 +68,7 @@ class BackgroundChecks:
         """Have a file checked, unless it was in this process before.
 
         Args:
-            name: of what is in it, for people.
+            name: of what is in it, shown to people.
         """
         with self._lock:
             if (key, identity) not in self._known:

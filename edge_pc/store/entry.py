@@ -85,7 +85,7 @@ def load_entry(path: str, key: str, trusted: str | None) -> Entry:
             gone = after.st_nlink == 0
             if gone or identity_of(after) == identity:
                 return Entry(metadata, identity, status.st_size, array, checked=identity != trusted and not gone)
-    raise StatesError("the file is being changed all the time")
+    raise StatesError("the file keeps changing")
 
 
 def map_array(file: FileIO, metadata: Metadata) -> NDArray[Any]:

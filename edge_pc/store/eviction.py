@@ -27,6 +27,6 @@ def policy_named(name: str) -> Callable[[EntryInfo], Any]:
 
 
 def eviction_order(entries: Iterable[EntryInfo], policy: str, in_use: Collection[str]) -> list[EntryInfo]:
-    """`entries`, those to go first in front; keys `in_use` come after all others."""
+    """`entries`, those to go first at the start; keys `in_use` come after all others."""
     rank = policy_named(policy)
     return sorted(entries, key=lambda entry: (entry.key in in_use, rank(entry)))

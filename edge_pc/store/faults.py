@@ -26,9 +26,9 @@ def cannot_write(exc: OSError, path: Path, needed: int) -> StoreError:
         hint = f"free some space (edge-pc cache gc --max-size SIZE removes stored states), or {_ELSEWHERE}"
         return StoreError(f"cannot store states in {path}: {reason}: {space}", hint=hint)
     if exc.errno in _NO_PERMISSION:
-        hint = f"make the folder writable for you, or {_ELSEWHERE}"
+        hint = f"make the folder writable, or {_ELSEWHERE}"
     elif exc.errno in _NO_FOLDER:
-        hint = f"something stands where a folder or a file of the store belongs: move it away, or {_ELSEWHERE}"
+        hint = f"something else is where a folder or a file of the store belongs: move it away, or {_ELSEWHERE}"
     else:
         hint = f"look at the disk, or {_ELSEWHERE}"
     return StoreError(f"cannot store states in {path} ({format_size(needed)}): {reason}", hint=hint)
@@ -38,7 +38,7 @@ def check_limit(path: Path, stored: int, needed: int, max_bytes: int) -> None:
     """Refuse what the limit of the store in `path` does not allow, whatever would be evicted for it.
 
     Raises:
-        StoreError: more than the limit is stored already, which only a person may decide to remove; or `needed` bytes
+        StoreError: more than the limit is already stored, which only a person may decide to remove; or `needed` bytes
             are more than the limit.
     """
     limit = format_size(max_bytes)
@@ -46,7 +46,7 @@ def check_limit(path: Path, stored: int, needed: int, max_bytes: int) -> None:
         command = f"edge-pc cache gc --max-size {exact_size(max_bytes)} --cache-dir {shlex.quote(str(path))}"
         raise StoreError(
             f"nothing is stored: the store in {path} holds {format_size(stored)}, more than its limit of {limit}",
-            hint=f"raise the limit, or remove the least useful states: {command}",
+            hint=f"raise the limit, or remove the least recently used states: {command}",
         )
     if needed > max_bytes:
         raise StoreError(
@@ -67,7 +67,7 @@ def check_space(path: Path, needed: int) -> None:
 
 
 def check_writable(path: Path, needed: int) -> None:
-    """Try whether a file can be made where the folder `path` is or would be. Nothing is left of it.
+    """Check whether a file can be created where the folder `path` is or would be. Nothing is left.
 
     Raises:
         StoreError: it cannot.

@@ -2,7 +2,7 @@
 
 Invariant: a name that ends in `.npy` is only ever given to a whole file, by a rename after its bytes are on disk, and
 a file is never written again afterwards. So a process killed at any moment leaves whole entries and temporary files,
-and whoever has mapped an entry keeps its data while the entry is removed or encoded anew.
+and whoever has mapped an entry keeps its data while the entry is removed or encoded again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StatesFiles:
         The entry is on disk by then. Another process may already have removed it again; the open file stays readable.
 
         Raises:
-            OSError: it cannot be written; nothing is left behind then.
+            OSError: it cannot be written; nothing is left then.
         """
         path = Path(self.path(key))
         make_private_folder(path.parent)

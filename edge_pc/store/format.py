@@ -202,7 +202,7 @@ def read_metadata(file: FileIO, size: int) -> Metadata:
         raise StatesError("checksum of the metadata does not match")
     metadata = Metadata.from_json(text)
     if metadata.nbytes + length != room:
-        raise StatesError(f"file of {size} bytes, its metadata ask for {metadata.nbytes + size - room + length}")
+        raise StatesError(f"file of {size} bytes, its metadata say {metadata.nbytes + size - room + length}")
     if _read_at(file, 0, HEADER_BYTES) != pack_header(metadata.dtype, metadata.shape):
         raise StatesError("header is not that of the array")
     return metadata

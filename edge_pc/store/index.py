@@ -206,7 +206,7 @@ class Index:
         """Move away what is no file where SQLite needs one: a container's runtime makes a folder of a missing file."""
         for path in self._paths():
             if path.exists() and not path.is_file():
-                _log.info("%s is no file: it is moved away", path)
+                _log.info("%s is not a file; it has been moved away", path)
                 with suppress(OSError):
                     path.rename(path.with_name(f"{path.name}.{secrets.token_hex(8)}.moved"))
 

@@ -51,7 +51,7 @@ class KeyLocks:
 
         Args:
             key: of an entry, or another name for a file.
-            holder: what whoever holds it does, for people who wait.
+            holder: what its holder does, shown to people who wait.
         """
         path = self._folder / (key + _SUFFIX)
         with self._mutex:
@@ -74,7 +74,7 @@ class KeyLocks:
                     del self._locks[key]
 
     def delete_abandoned(self) -> None:
-        """Delete the lock files that killed processes left behind."""
+        """Delete the lock files that killed processes left."""
         with suppress(OSError):
             for path in self._folder.glob("*" + _SUFFIX):
                 with self._mutex:

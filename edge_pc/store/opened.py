@@ -52,7 +52,7 @@ class StoredStates(KVStates):
         A key that two contents share would otherwise give fluent wrong answers.
         """
         if len(self.token_ids) != len(token_ids):
-            return Miss(f"{len(self.token_ids)} tokens are stored, {len(token_ids)} asked for")
+            return Miss(f"{len(self.token_ids)} tokens are stored, expected {len(token_ids)}")
         if not np.array_equal(self.token_ids, token_ids):
             return Miss("other token ids are stored")
         if not np.array_equal(self.position_ids, position_ids):
@@ -60,7 +60,7 @@ class StoredStates(KVStates):
         found, shape = self.array, layout.array_shape(position_ids)
         if self.layout != layout.name or found.shape != shape or found.dtype != np.dtype(layout.dtype):
             stored = f"stored as {self.layout} {found.dtype} {found.shape}"
-            return Miss(f"{stored}, asked for as {layout.name} {layout.dtype} {shape}")
+            return Miss(f"{stored}, expected {layout.name} {layout.dtype} {shape}")
         return None
 
 

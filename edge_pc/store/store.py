@@ -110,7 +110,7 @@ class StateStore:
         schema: str,
         module: str,
     ) -> KVStates:
-        """Write states, and return them mapped from their file. May be called in a thread of its own.
+        """Write states, and return them mapped from their file. May be called in its own thread.
 
         Args:
             key: the store key, `[a-z0-9]+`.
@@ -121,7 +121,7 @@ class StateStore:
 
         Raises:
             StoreError: they cannot be written: full disk, read-only folder, larger than the limit, … No part of a file
-                is left behind then.
+                is left then.
             StatesError: array, ids and layout do not fit together.
         """
         shape, expected = array.shape, layout.array_shape(position_ids)
@@ -166,7 +166,7 @@ class StateStore:
     def start_checks(self) -> None:
         """Begin to read, in the background, the files that lookups trusted by their time stamps; returns at once.
 
-        Call it when an answer has begun. A file whose bytes have changed all the same is deleted, and a warning says
+        Call it when an answer has begun. A file whose bytes have changed anyway is deleted, and a warning says
         so: what was answered with it may be wrong.
         """
         self._checks.start()
@@ -202,7 +202,7 @@ class StateStore:
         return self._inventory.remove(entry for entry in self._inventory.survey().entries if entry.key in wanted)
 
     def gc(self, *, max_bytes: int | None = None, older_than: float | None = None) -> Removed:
-        """Remove what killed processes left behind, broken files, and entries by age and size.
+        """Remove what killed processes left, broken files, and entries by age and size.
 
         Args:
             max_bytes: remove entries until the rest fits; None: the store's own limit, if it has one.

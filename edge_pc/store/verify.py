@@ -52,7 +52,7 @@ def verify_store(files: StatesFiles, index: Index, *, repair: bool, progress: On
     for path in files.abandoned():
         with suppress(FileNotFoundError):
             if path.stat().st_size:  # else its writer may be about to lock it
-                findings.append(Finding("", path, "left behind by a killed process", "deleted" if repair else ""))
+                findings.append(Finding("", path, "left by a killed process", "deleted" if repair else ""))
     if repair:
         files.remove_abandoned()
     return findings
@@ -76,9 +76,9 @@ def _verify_entry(files: StatesFiles, index: Index, key: str, repair: bool) -> F
             if repair:
                 index.put(info, entry.identity)
             action = "index corrected" if repair else ""
-            return Finding(key, path, "the index says otherwise than the file", action)
+            return Finding(key, path, "the index and the file disagree", action)
     elif entry.checked:
-        index.put(info, entry.identity)  # spares the next process a check of its own
+        index.put(info, entry.identity)  # spares the next process its own check
     return None
 
 

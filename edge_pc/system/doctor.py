@@ -168,12 +168,12 @@ def backend_check(name: str) -> Check:
             timeout=_PROBE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "install its library again")
+        return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "reinstall its library")
     if child.returncode < 0:
         return _killed(title, failed, -child.returncode)
     if child.returncode:
         lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
-        return Check(title, failed, f"does not load: {lines[-1]}", "install its library again")
+        return Check(title, failed, f"does not load: {lines[-1]}", "reinstall its library")
     facts = json.loads(child.stdout.splitlines()[-1])
     return Check(title, "ok", f"{facts.pop('version')}; " + "; ".join(f"{key}: {facts[key]}" for key in facts))
 
@@ -184,4 +184,4 @@ def _killed(title: str, status: Status, number: int) -> Check:
         return Check(
             title, status, f"killed by {name}: built for another CPU", "build its library from source on this machine"
         )
-    return Check(title, status, f"killed by {name}", "install its library again")
+    return Check(title, status, f"killed by {name}", "reinstall its library")

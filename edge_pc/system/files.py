@@ -1,7 +1,7 @@
 """Files and folders that take their place whole: made under a temporary name beside it, synced, then renamed.
 
 Invariant: under its own name stands what was there before or all of what is new, whatever happens to the writer. A
-writer that fails leaves nothing behind. One that is killed leaves a temporary name; it held a lock on that, so the next
+writer that fails leaves nothing. One that is killed leaves a temporary name; it held a lock on that, so the next
 writer of the same path, or whoever asks for `abandoned`, knows that nobody writes it any more.
 """
 

@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was checked before, told from what the file system notes of it."""
+"""Whether a file is still the one that was checked before, judged by what the file system records about it."""
 
 from __future__ import annotations
 

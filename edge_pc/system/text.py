@@ -80,4 +80,4 @@ def unusable_character(text: str) -> str | None:
 def _check_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         problem = f"the file has {format_size(size)}, and there is room for {format_size(max_bytes)}"
-        raise TextFileError(path, problem, hint="leave it out, or take a part of it")
+        raise TextFileError(path, problem, hint="leave it out, or use only part of it")
