@@ -2,7 +2,7 @@
 
 Byte-level BPE (`tokenizer.ggml.model = gpt2`) differs between models in how text is cut before merging, which the file
 only names (`tokenizer.ggml.pre`). A name that is not known is refused: a near miss would give fluent wrong ids.
-SentencePiece vocabularies (`llama`) have a file of their own.
+SentencePiece vocabularies (`llama`) have a separate file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of the store share: layouts, contents by key, and processes of their own."""
+"""What the tests of the store share: layouts, contents by key, and separate processes."""
 
 from __future__ import annotations
 

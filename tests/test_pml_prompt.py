@@ -122,7 +122,7 @@ FAULTS = [
     ("<sea/>", 1, "sea", None, "module 'sea' is inside 'plan': import its parent first"),
     ("<night.train/>", 1, "night.train", None, "write <plan><rail><night.train/></rail></plan>"),
     ('<plan days="1"><one/></plan>', 16, "one", None, "at the schema's top level, not in module 'plan'"),
-    ('<plan days="1"><seas/></plan>', 16, "seas", "sea", "module 'plan' has none"),
+    ('<plan days="1"><seas/></plan>', 16, "seas", "sea", "module 'plan' has no module of that name"),
     ("<two><x/></two>", 6, "x", None, "there are none"),
     ("<two/><two/>", 7, "two", None, "imported twice, first in line 2"),
     ("<two/><user><two/></user>", 13, "two", None, "imported twice"),

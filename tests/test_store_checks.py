@@ -218,7 +218,7 @@ class TestBackgroundChecks:
         )
         assert run_python(code, filled) == "end\n"
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")
+    @pytest.mark.skipif(sys.platform != "linux", reason="threads have separate priorities on Linux only")
     def test_it_has_the_lowest_priority_and_no_one_else(self, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[int] = []
 

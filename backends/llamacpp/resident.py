@@ -1,4 +1,4 @@
-"""Modules that stay in the cache in sequences of their own, so that prompts join them without a copy.
+"""Modules that stay in the cache in separate sequences, so that prompts join them without a copy.
 
 A cell costs every forward of every prompt its share of attention, used or not: on 2 cores about 35 µs for a run of 32
 tokens and 3 µs for each decoded token, against 3.5 µs to load it again. So a module that no prompt uses stays only

@@ -117,7 +117,7 @@ class Arena:
         self.cells = 0
         self._placed: list[Placed] = []
         self._assembly = assembly if can_map() else "copy"
-        self._written = 0  # slots before this one have memory, of their own or mapped
+        self._written = 0  # slots before this one have memory, mapped or not
 
     @property
     def parts(self) -> list[Piece]:

@@ -73,13 +73,13 @@ BENCHES: Mapping[str, Bench] = {
         title="Encoding",
     ),
     "memory": Measuring(
-        help="Bytes per token, disk, and what prompts share that are open at once.",
+        help="Bytes per token, disk use, and what prompts that are open at once share.",
         module="edge_pc.bench.memory",
         row=MemoryRow,
         title="Memory",
     ),
     "report": Bench("Make one HTML page of a report, with its pictures inside.", "edge_pc.bench.page"),
-    "compare": Bench("Set machines side by side: times, and their ratios.", "edge_pc.bench.comparison"),
+    "compare": Bench("Compare machines: times, and their ratios.", "edge_pc.bench.comparison"),
 }
 
 

@@ -172,7 +172,7 @@ def _lack(exc: Exception) -> tuple[str, str | None] | None:
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:
-    """Native libraries say it in exceptions of their own, and Python in several."""
+    """Native libraries say it in various exceptions, and so does Python."""
     said = ("bad_alloc", "bad allocation", "failed to map segment", "can't start new thread")
     return (
         isinstance(exc, MemoryError)

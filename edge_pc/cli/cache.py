@@ -58,7 +58,7 @@ def _open_store(cache_dir: str | None) -> StateStore:
 @json_option
 @output_options
 def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
-    """List the stored states, the last used first."""
+    """List the stored states, most recently used first."""
     out = Output(output)
     with _open_store(cache_dir) as store:
         entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
@@ -116,7 +116,7 @@ def info(cache_dir: str | None, as_json: bool, output: OutputOptions) -> None:
 @json_option
 @output_options
 def verify(repair: bool, cache_dir: str | None, as_json: bool, output: OutputOptions) -> int:
-    """Read every byte that is stored and check it; exits with 1 if something was wrong."""
+    """Read and check every stored byte; exits with 1 if something was wrong."""
     out = Output(output)
     with _open_store(cache_dir) as store, out.progress("checking") as update:
         entries = store.totals().entries
@@ -152,7 +152,7 @@ def path(cache_dir: str | None) -> None:
 def rm(
     what: tuple[str, ...], everything: bool, yes: bool, cache_dir: str | None, as_json: bool, output: OutputOptions
 ) -> None:
-    """Remove stored states: by key, of a schema, of a module and what is below it, or all.
+    """Remove stored states: by key, by schema, by module (with the modules inside it), or all.
 
     The first characters of a key are enough. What is removed is computed again when it is needed.
     """

@@ -50,7 +50,7 @@ def pull(name: str, output: OutputOptions) -> None:
     "--output",
     "place",
     metavar="DIR",
-    help="The folder to make; for llama.cpp the file.  [default for a pulled model: beside it]",
+    help="The folder to make; for llama.cpp the file.  [default for a pulled model: next to it]",
 )
 @option(
     "--bits",
@@ -75,7 +75,7 @@ def export(
     """Make a model ready to run.
 
     MODEL is a pulled model's name, a GGUF file, or a Hugging Face folder (config.json, safetensors, tokenizer.json).
-    llama.cpp runs GGUF files as they are; for it, a GGUF file is given weights that it has fast kernels for.
+    llama.cpp runs GGUF files as they are. For it, export converts the weights to a type that it has fast kernels for.
     """
     from edge_pc.backends import entry
     from edge_pc.models import registry

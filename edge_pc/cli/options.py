@@ -202,7 +202,8 @@ engine_options = grouped(
         group=_ENGINE,
         callback=reads(parse_size),
         metavar="SIZE",
-        help="Keep the stored states below this size (2GiB); the least recently used are removed first.",
+        help="Keep the stored states below this size (2GiB); the least recently used are removed first. "
+        "A limit below what is stored removes nothing.",
     ),
     option(
         "--encoding",

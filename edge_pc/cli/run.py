@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=PATH,
     metavar="FILE",
-    help="A schema that the prompt uses. Repeatable.  [default: NAME.xml beside the prompt]",
+    help="A schema that the prompt uses. Repeatable.  [default: NAME.xml next to the prompt]",
 )
 @option(
     "--import", "imports", multiple=True, type=TEXT, metavar="A,B/C", help="Modules, with their parents. Repeatable."

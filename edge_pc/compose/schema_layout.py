@@ -40,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleLayout:
-    """Where a module's own text lies; nested modules have layouts of their own.
+    """Where a module's own text lies; nested modules have separate layouts.
 
     Attributes:
         path: names joined by `/`; `ROOT` for the schema's anonymous text.

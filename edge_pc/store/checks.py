@@ -48,7 +48,7 @@ class _Trusted:
 
 
 class BackgroundChecks:
-    """Checks of one store's files in a thread of their own. Thread-safe.
+    """Checks of one store's files in a separate thread. Thread-safe.
 
     Args:
         files: of the store.
