@@ -180,7 +180,7 @@ FAULTS = [
     (module('<param name="p" length="-1"/>'), 1, 35, "p", None, "whole number"),
     (module('<param name="p" length="two"/>'), 1, 35, "p", None, "whole number"),
     (module(f'<param name="p" length="{"9" * 5000}"/>'), 1, 35, "p", None, "whole number"),
-    (module('<param name="p"/>'), 1, 35, "length", None, "lacks"),
+    (module('<param name="p"/>'), 1, 35, "length", None, "needs the attribute"),
     (module('<param name="p" len="1" length="1"/>'), 1, 35, "length", None, "twice"),
     (module('<param name="p" len="1" default="a">b</param>'), 1, 35, "p", None, "two default texts"),
     (module('<param name="p" len="1" default="a" scaffold="b"/>'), 1, 35, "scaffold", None, "twice"),
