@@ -1,4 +1,4 @@
-"""A thread of its own for the calls of libllama: one for each opened model.
+"""A separate thread for the calls of libllama: one for each opened model.
 
 A signal's handler runs in Python's main thread, between any two lines of it, and may raise there: Ctrl-C does. Raised
 between a call of libllama and the note of what it did, or within a callback that libllama makes, it would leave the two
