@@ -234,7 +234,7 @@ def test_an_unexpected_fault_is_1_and_short(
     def broken() -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("edge_pc.system.doctor.examine", broken)
+    monkeypatch.setattr("edge_pc.cli.examine.examine", broken)
     assert main(["doctor"]) == 1
     captured = capsys.readouterr()
     assert re.fullmatch(r"error: unexpected ZeroDivisionError: division by zero\nhint: .*-vv.*\n", captured.err)

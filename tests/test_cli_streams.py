@@ -182,7 +182,7 @@ def test_what_the_environment_refuses_is_3(
     def refused() -> None:
         raise refusal
 
-    monkeypatch.setattr("edge_pc.system.doctor.examine", refused)
+    monkeypatch.setattr("edge_pc.cli.examine.examine", refused)
     assert main(["doctor"]) == 3
     said = capsys.readouterr().err
     assert said.startswith(f"error: {says}")

@@ -10,7 +10,7 @@ import pytest
 
 from edge_pc.backends.base import IntArray, KVStates, Plan, Span
 from edge_pc.backends.onnx.backend import OnnxBackend, OnnxContext
-from edge_pc.backends.onnx.rows import CHUNK_TOKENS, ROW_TILE, chunks
+from edge_pc.backends.onnx.chunks import CHUNK_TOKENS, ROW_TILE, chunks
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def first_logits(engine: Engine, prompt: str, *, exact: bool = False) -> Any:
 
 
 def check(engine: Engine, reference: Reference, prompt: str, sees: Any, **extra: Any) -> None:
-    at_least = 2 if engine.backend.name == "onnx" else 1  # rows.py
+    at_least = 2 if engine.backend.name == "onnx" else 1  # chunks.py
     wanted = expected_logits(reference, laid_out(engine, prompt), sees, at_least=at_least, **extra)
     for _ in range(2):  # a miss, then a hit
         for exact in (False, True):

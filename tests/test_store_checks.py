@@ -143,7 +143,8 @@ class TestBackgroundChecks:
 
     def test_a_file_is_read_once_in_a_process(self, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         checks: list[str] = []
-        monkeypatch.setattr("edge_pc.store.checks.check_array", lambda _, metadata, rest: checks.append(metadata.key))
+        counted = "edge_pc.store.background.check_array"
+        monkeypatch.setattr(counted, lambda _, metadata, rest: checks.append(metadata.key))
         with StateStore(filled) as store:
             lookup(store, 0)
             finish_checks(store)
@@ -162,7 +163,7 @@ class TestBackgroundChecks:
 
     def test_only_the_very_file_is_deleted(self, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another process has put a good one in its place while the damaged one was read."""
-        from edge_pc.store.checks import check_array
+        from edge_pc.store.background import check_array
 
         flip_a_bit(filled, key_of(1))
         store = StateStore(filled)
@@ -173,7 +174,7 @@ class TestBackgroundChecks:
                 put(other, 1)
             check_array(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("edge_pc.store.checks.check_array", replaced)
+        monkeypatch.setattr("edge_pc.store.background.check_array", replaced)
         finish_checks(store)
         assert_hit(lookup(store, 1), 1)
 
@@ -195,7 +196,7 @@ class TestBackgroundChecks:
     def test_closing_stops_it_and_the_next_start_goes_on(self, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         flip_a_bit(filled, key_of(1))
         with monkeypatch.context() as patch:
-            patch.setattr("edge_pc.store.checks._REST", 1e7)  # it rests after its first block until it is stopped
+            patch.setattr("edge_pc.store.background._REST", 1e7)  # it rests after its first block until it is stopped
             store = StateStore(filled)
             lookup(store, 1)
             store.start_checks()
@@ -225,7 +226,7 @@ class TestBackgroundChecks:
         def look(*_: object) -> None:
             seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
-        monkeypatch.setattr("edge_pc.store.checks.check_array", look)
+        monkeypatch.setattr("edge_pc.store.background.check_array", look)
         before = os.getpriority(os.PRIO_PROCESS, 0)
         with StateStore(filled) as store:
             lookup(store, 1)

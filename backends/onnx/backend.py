@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import DecodeStep, IntArray, Logits, OnTokens, Plan, Prefill
 from edge_pc.backends.onnx.arena import Arena
+from edge_pc.backends.onnx.chunks import chunks, with_companion, with_last_cell
 from edge_pc.backends.onnx.entry import OnnxOptions
 from edge_pc.backends.onnx.forward import Forward, open_session
 from edge_pc.backends.onnx.layout import paged_layout
-from edge_pc.backends.onnx.rows import chunks, with_companion, with_last_cell
 from edge_pc.models.description import describe
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class OnnxContext:
         )
 
     def _with_last_present_cell(self, plan: Plan) -> Plan:
-        """The plan with the last cell that is there computed again, see `rows.py`."""
+        """The plan with the last cell that is there computed again, see `chunks.py`."""
         last = int(np.argmax(self._arena.position_ids[: self._arena.cells]))
         token_id, position_id = self._arena.token_ids[last], self._arena.position_ids[last]
         self._arena.truncate(int(position_id))

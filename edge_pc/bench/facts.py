@@ -71,7 +71,7 @@ def _llama_kernels() -> str:
     """
     if find_spec("llama_cpp") is None:
         return ""
-    command = [sys.executable, "-m", "edge_pc.system.probe", "llamacpp"]
+    command = [sys.executable, "-m", "edge_pc.backends.probe", "llamacpp"]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
         return str(json.loads(child.stdout.splitlines()[-1])["built with"]).replace(f"{AMX_FLAG} | ", "")

@@ -9,9 +9,9 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray, Logits
 from edge_pc.backends.onnx.arena import Arena
+from edge_pc.backends.onnx.chunks import CHUNK_TOKENS
 from edge_pc.backends.onnx.forward import Forward, open_session
 from edge_pc.backends.onnx.layout import paged_layout
-from edge_pc.backends.onnx.rows import CHUNK_TOKENS
 from edge_pc.models.spec import ModelSpec
 
 # Settings to try beside the number of threads; the engine's own come first.

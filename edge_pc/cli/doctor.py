@@ -13,7 +13,7 @@ from edge_pc.cli.output import Output
 from edge_pc.progress import Progress
 
 if TYPE_CHECKING:
-    from edge_pc.system.doctor import Check
+    from edge_pc.cli.examine import Check
 
 
 @click.command(cls=GroupedCommand)
@@ -25,7 +25,7 @@ def doctor(as_json: bool, output: OutputOptions) -> int:
     Each backend is loaded in its own process, so that a crash is reported. Exits with 3 if the default backend
     cannot be used.
     """
-    from edge_pc.system.doctor import examine, works
+    from edge_pc.cli.examine import examine, works
 
     out = Output(output)
     with out.progress("Looking") as update:

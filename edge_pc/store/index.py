@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edge_pc.store.info import EntryInfo
-from edge_pc.store.rows import INSERT, RENEW, SCHEMA, SELECT, Row
+from edge_pc.store.row import INSERT, RENEW, SCHEMA, SELECT, Row
 
 T = TypeVar("T")
 

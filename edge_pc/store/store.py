@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge_pc.backends.base import IntArray, KVLayout, KVStates
 from edge_pc.errors import OptionError, StatesError, StoreError
 from edge_pc.progress import OnProgress, ignore
-from edge_pc.store.checks import BackgroundChecks
+from edge_pc.store.background import BackgroundChecks
 from edge_pc.store.entry import load_entry, map_array
 from edge_pc.store.eviction import DEFAULT_POLICY, policy_named
 from edge_pc.store.faults import cannot_write, free_bytes

@@ -1,6 +1,6 @@
 """What `edge-pc doctor` finds out: whether this machine and this environment can run edge_pc, and if not, why not.
 
-Each check looks at one thing and never raises. A backend's library is loaded in a child process (`probe.py`).
+Each check looks at one thing and never raises. A backend's library is loaded in a child process.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def backend_check(name: str) -> Check:
     failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "edge_pc.system.probe", name],
+            [sys.executable, "-m", "edge_pc.backends.probe", name],
             capture_output=True,
             encoding="utf-8",
             errors="replace",

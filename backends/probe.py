@@ -1,4 +1,4 @@
-"""`python -m edge_pc.system.probe NAME` loads a backend's library and computes a little with it.
+"""`python -m edge_pc.backends.probe NAME` loads a backend's library and computes a little with it.
 
 `doctor` runs it in a child process: a library built for another CPU is killed for an illegal instruction, and only that
 child with it. Prints one JSON object of facts.
