@@ -21,7 +21,6 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
-from edge_pc.pml.faults import normal
 from edge_pc.system.home import states_folder
 from edge_pc.system.sizes import format_size, parse_size
 
@@ -201,6 +200,8 @@ def _show_removed(removed: Removed, store: StateStore, out: Output, *, as_json: 
 
 
 def _matches(entry: EntryInfo, name: str) -> bool:
+    from edge_pc.pml.faults import normal
+
     by_key = len(name) >= _LEAST_KEY and entry.key.startswith(name)
     path = normal(f"{entry.schema}/{entry.module}")
     return by_key or f"{path}/".startswith(f"{normal(name)}/")

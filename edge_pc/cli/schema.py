@@ -12,15 +12,11 @@ from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, j
 from edge_pc.cli.output import Output, counted
 from edge_pc.cli.sources import read_schema
 from edge_pc.cli.streams import say_error
-from edge_pc.compose.length import ANONYMOUS
 from edge_pc.errors import ContextLengthError, PMLError
-from edge_pc.pml.model import Module, Parameter, Scaffold, Turn, Union, Walk
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from edge_pc.compose.encodings import SchemaEncodings
-    from edge_pc.compose.schema_layout import ModuleLayout, SchemaLayout, Slot
+    from edge_pc.compose.schema_layout import ModuleLayout, SchemaLayout
     from edge_pc.compose.seams import Seam
     from edge_pc.models.spec import ModelSpec
 
@@ -62,6 +58,8 @@ class Explained:
 
     def sees(self, path: str) -> list[tuple[str, int]]:
         """(module, tokens) of a module's guaranteed context, its own text left out."""
+        from edge_pc.compose.length import ANONYMOUS
+
         return [(part.encoding.paths[0] or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
 
 
@@ -141,74 +139,9 @@ def show(source: str, model: str, backend: str, as_json: bool, output: OutputOpt
     if as_json:
         out.json(_as_json(explained))
     else:
-        out.show(_tree(explained))
+        from edge_pc.cli.schema_tree import schema_tree
 
-
-def _tree(explained: Explained) -> Tree:
-    from rich.text import Text
-    from rich.tree import Tree
-
-    layout = explained.layout
-    anonymous = len(layout.modules[""].token_ids) + len(layout.closing_ids)
-    tree = Tree(
-        Text.assemble(
-            (layout.name, "bold"),
-            f"  {layout.length} of the model's {explained.spec.max_positions} positions; "
-            f"{anonymous} tokens of anonymous text, in every prompt",
-        )
-    )
-    _Branches(explained).nodes(layout.schema.children, "", tree)
-    return tree
-
-
-class _Branches(Walk["Tree"]):
-    """Grows a tree of a schema; the place is the branch to grow from. Plain text is counted with its module."""
-
-    def __init__(self, explained: Explained) -> None:
-        self._explained = explained
-
-    def parameter(self, node: Parameter, path: str, place: Tree) -> Tree:
-        slots = self._explained.layout.modules[path].slots
-        place.add(_slot_line(next(slot for slot in slots if slot.name == node.name), node.default))
-        return place
-
-    def module(self, node: Module, path: str, place: Tree) -> Tree:
-        super().module(node, path, place.add(_module_line(node, self._explained)))
-        return place
-
-    def union(self, node: Union, path: str, place: Tree) -> Tree:
-        super().union(node, path, place.add(f"union: at most one of {len(node.members)}"))
-        return place
-
-    def scaffold(self, node: Scaffold, path: str, place: Tree) -> Tree:
-        super().scaffold(node, path, place.add(f"scaffold {node.name}: imported together they see each other"))
-        return place
-
-    def turn(self, node: Turn, path: str, place: Tree) -> Tree:
-        super().turn(node, path, place.add(f"{node.role} turn"))
-        return place
-
-
-def _module_line(module: Module, explained: Explained) -> Any:
-    from rich.text import Text
-
-    layout = explained.layout.modules[module.path]
-    last = layout.start + max(layout.length - 1, 0)
-    parts = [f"  positions {layout.start} to {last}, {len(layout.token_ids)} own tokens"]
-    if not module.cache:
-        parts.append("computed for each prompt")
-    else:
-        sees = ", ".join(f"{tokens} of {name}" for name, tokens in explained.sees(module.path))
-        parts.append(f"sees {sees}" if sees else "sees only itself")
-    return Text.assemble((module.name, "bold cyan"), "; ".join(parts))
-
-
-def _slot_line(slot: Slot, default: str | None) -> Any:
-    from rich.text import Text
-
-    last = slot.start + slot.length - 1
-    needed = "an argument is needed" if default is None else f"default {default!r}"
-    return Text.assemble("parameter ", (slot.name, "bold magenta"), f"  positions {slot.start} to {last}; {needed}")
+        out.show(schema_tree(explained))
 
 
 def _as_json(explained: Explained) -> dict[str, Any]:
