@@ -213,8 +213,8 @@ class TestBackgroundChecks:
 
     def test_the_end_of_the_process_does_not_wait_for_it(self, filled: Path) -> None:
         code = (
-            "import sys, store_tools as t; from edge_pc.store import StateStore, checks\n"
-            "checks._REST = 1e7\n"
+            "import sys, store_tools as t; from edge_pc.store import StateStore, background\n"
+            "background._REST = 1e7\n"
             "store = StateStore(sys.argv[1]); found = t.lookup(store, 1); store.start_checks(); print('end')"
         )
         assert run_python(code, filled) == "end\n"

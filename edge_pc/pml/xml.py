@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ErrorString
 
-# Not its SAX parser: that one imports urllib.request, which takes longer than everything else here.
-from defusedxml.ElementTree import DTDForbidden, ParseError, XMLParser
-
 from edge_pc.errors import PMLError
 from edge_pc.pml.faults import MAX_DEPTH, fault, normal, too_deep
 from edge_pc.pml.model import Location
@@ -64,6 +61,9 @@ def read_xml(text: str, source: Path | None) -> Element:
     Raises:
         PMLError: the text is not well-formed, has a DTD, or is nested too deeply.
     """
+    # Not its SAX parser: that one imports urllib.request, which takes longer than everything else here.
+    from defusedxml.ElementTree import DTDForbidden, ParseError, XMLParser
+
     text = text.removeprefix("\ufeff")
     builder = _TreeBuilder(source)
     parser = XMLParser(target=builder, forbid_dtd=True)
