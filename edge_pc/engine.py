@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +41,7 @@ from edge_pc.runtime.decoding import Live, decode
 from edge_pc.runtime.encoder import Encoder, EncodeReport, EncodingSize
 from edge_pc.runtime.prefill import Serving, prefill
 from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.selections import Selections
 from edge_pc.runtime.stats import Result
 from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
@@ -58,7 +59,8 @@ class Engine:
         model: a registered model's name, or the path of an exported model's folder or (llama.cpp) of a GGUF file.
         backend: `onnx` or `llamacpp`.
         cache_dir: the store's folder; None: `$EDGE_PC_CACHE_DIR`, or `states` below `$EDGE_PC_HOME`.
-        encoding: `guaranteed` context, or `isolated`: each module alone, as in the paper.
+        encoding: a module is encoded seeing its guaranteed context, and `neutral` text in the place of modules that
+            may stand before it; the `guaranteed` context only; or `isolated`: alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
         tail: free text starts after the last `imported` cell, or after the whole `schema`.
         max_store_bytes: limit of the store; None: no limit.
@@ -101,6 +103,8 @@ class Engine:
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._watches: set[Watch] = set()
         self._idle = threading.Condition()
+        self._selections = Selections()
+        self._refining = Watch()
 
     def __enter__(self) -> Engine:
         return self
@@ -164,6 +168,29 @@ class Engine:
         with self._work(Watch(progress)) as watch:
             encodings = self.composer.schema(self.load_schema(schema).schema).encodings
             return self.encoder.encode(encodings.of_schema(), watch.report)
+
+    def refine(self, *, uses: int = 2, progress: OnProgress | None = None) -> list[EncodeReport]:
+        """Make exact versions for selections of modules that came back, while nobody waits for an answer.
+
+        A module's states are first made without the modules that stand before it in a prompt, so that they serve every
+        selection. An exact version is made after those very modules: the next prompt with the same ones in the same
+        order, or with the first of them, has the states that a full prefill would have. Ends soon after a prompt comes.
+
+        Args:
+            uses: a selection is refined once this engine has served it so often.
+            progress: called as tokens are computed.
+
+        Returns:
+            What was made for each selection, the one used last first.
+        """
+        reports: list[EncodeReport] = []
+        refining = Watch(progress)
+        with self._work(refining):
+            self._refining = refining
+            with suppress(Cancelled):
+                selections = self._selections.used(uses)
+                reports.extend(self.encoder.encode(prompt.exact, refining.report) for prompt in selections)
+        return reports
 
     def generate(
         self,
@@ -311,11 +338,14 @@ class Engine:
     ) -> Iterator[Live]:
         """A prompt brought to its first token's logits, for as long as the block lasts."""
         submitted = time.perf_counter()
+        self._refining.cancel()
         prompt = lay_out()
         answer.max_tokens = answer.sampling.answer_room(self.spec.max_positions - prompt.end)
         check_length(prompt, answer.max_tokens, self.spec.max_positions)
         with closing(self.backend.new_context(prompt.tokens + answer.max_tokens)) as context:
-            yield Live(context, prefill(context, prompt, self.encoder, submitted, serving, watch), answer)
+            started = prefill(context, prompt, self.encoder, submitted, serving, watch)
+            self._selections.count(prompt)
+            yield Live(context, started, answer)
 
     def _answer(self, sampling: Sampling) -> Answer:
         return Answer(sampling, self.tokenizer, self.spec.eos_ids)

@@ -401,12 +401,12 @@ class TestAssembly:
         with Engine(tiny_model, cache_dir=tmp_path, **options) as engine:  # type: ignore[arg-type]
             engine.load_schema(self.LONG)
             engine.generate(self.PROMPT, SHORT)
-            compared = engine.compare(self.PROMPT)
-        assert compared.max_abs_logit_diff < 1.0
+            placed = engine.generate(self.PROMPT, SHORT)
+            assert placed.stats.computed_tokens < 20
         with Engine(tiny_model, cache_dir=tmp_path) as engine:
             engine.load_schema(self.LONG)
             exact = engine.generate(self.PROMPT, SHORT, Serving(exact=True))
-            assert engine.generate(self.PROMPT, SHORT).token_ids == exact.token_ids
+            assert placed.token_ids == exact.token_ids
 
     def test_float16_states_take_half_the_disk_and_answer_alike(self, tiny_model: Path, tmp_path: Path) -> None:
         sizes, answers = [], []

@@ -40,6 +40,7 @@ def make_engine(backend: str, tiny_model: Path, tiny_gguf: Path, tmp_path: Path)
 
     def make(**options: Any) -> Engine:
         model = tiny_model if backend == "onnx" else tiny_gguf
+        options = {"encoding": "guaranteed", **options}
         engine = Engine(model, backend=backend, cache_dir=tmp_path / "states", **options)
         opened.append(engine)
         return engine
@@ -146,6 +147,19 @@ class TestGuaranteedContext:
         engine = make_engine()
         layout = engine.load_schema(TRIP)
         check(engine, reference, prompt, guaranteed(layout))
+
+    @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+    def test_neutral_text_is_seen_by_its_module_only(
+        self, make_engine: MakeEngine, reference: Reference, prompt: str
+    ) -> None:
+        engine = make_engine(encoding="neutral")
+        layout = engine.load_schema(TRIP)
+        stand_ins: dict[str, list[tuple[int, int]]] = {}
+        for encoding in laid_out(engine, prompt).encodings:
+            before = encoding.position_ids < encoding.kept_position_ids[0]
+            cells = zip(encoding.position_ids[before], encoding.token_ids[before], strict=True)
+            stand_ins[encoding.paths[0]] = [(int(position), int(token)) for position, token in cells]
+        check(engine, reference, prompt, guaranteed(layout), placeholders=stand_ins)
 
     def test_isolated_keeps_the_papers_rule(self, make_engine: MakeEngine, reference: Reference) -> None:
         engine = make_engine(encoding="isolated")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-EncodingRule = Literal["guaranteed", "isolated"]
+EncodingRule = Literal["neutral", "guaranteed", "isolated"]
 Placeholder = Literal["nothing", "unk", "default"]
 Tail = Literal["imported", "schema"]
 
@@ -12,6 +12,6 @@ ENCODING_RULES: tuple[EncodingRule, ...] = get_args(EncodingRule)
 PLACEHOLDERS: tuple[Placeholder, ...] = get_args(Placeholder)
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
-DEFAULT_ENCODING: EncodingRule = "guaranteed"
+DEFAULT_ENCODING: EncodingRule = "neutral"
 DEFAULT_PLACEHOLDER: Placeholder = "nothing"
 DEFAULT_TAIL: Tail = "imported"

@@ -25,6 +25,7 @@ from edge_pc.compose.choices import (
 )
 from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
 from edge_pc.compose.laid_out import LaidOut, lay_out_prompt
+from edge_pc.compose.neutral import neutral_text
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.spec import ModelSpec
@@ -53,7 +54,8 @@ class ComposeOptions:
     """How prompts are composed.
 
     Attributes:
-        encoding: a module is encoded seeing its `guaranteed` context, or `isolated`: alone, as in the paper.
+        encoding: a module is encoded seeing its guaranteed context, and `neutral` text in the place of modules that
+            may stand before it; the `guaranteed` context only; or `isolated`: alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
         tail: free text starts after the last `imported` cell, or after the whole `schema`.
 
@@ -96,7 +98,8 @@ class Composer:
         self._identity = (model.spec.fingerprint, layout_name)
         unk = model.spec.special_tokens.get("unk_token")
         unk_id = model.tokenizer.id_of(unk) if unk else None
-        self._encoding = EncodingOptions(options.encoding, options.placeholder, unk_id)
+        neutral_ids = model.tokenizer.encode(neutral_text()) if options.encoding == "neutral" else ()
+        self._encoding = EncodingOptions(options.encoding, options.placeholder, unk_id, tuple(neutral_ids))
         self._tail = options.tail
         self._lock = threading.Lock()
         self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()

@@ -1,8 +1,9 @@
 """What is encoded together, what it attends to meanwhile, and the key that its KV states are stored under.
 
 A module is encoded attending to its *guaranteed context*: all cells that are surely present whenever it is, that is the
-text before it of the schema and of its enclosing modules. Siblings may be absent, so it does not see them; members of a
-scaffold do see each other, in a joint encoding that serves prompts which import all of them.
+text before it of the schema and of its enclosing modules. Siblings may be absent, so it does not see them: neutral text
+stands in their positions while it is encoded, and is never stored. Members of a scaffold do see each other, in a joint
+encoding that serves prompts which import all of them.
 
 Because a module's own cells and its context are each in position order, and all of the context lies before it, an
 encoding is plain causal prefill over past cells.
@@ -11,8 +12,8 @@ encoding is plain causal prefill over past cells.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,15 +30,18 @@ class EncodingOptions:
     """How schemas are encoded.
 
     Attributes:
-        rule: `guaranteed` context, or `isolated`: each module alone, as in the paper.
+        rule: `neutral`: guaranteed context, and neutral text in the place of modules that may stand before;
+            `guaranteed` context only; or `isolated`: each module alone, as in the paper.
         placeholder: what stands in a parameter's slot while its module is encoded: `nothing` (a gap in the positions),
             `unk` tokens (the paper's choice), or the parameter's own `default` text (nothing where it has none).
         unk_id: the token for `unk`; None when the model has none.
+        neutral_ids: the neutral text for `neutral`.
     """
 
-    rule: EncodingRule = "guaranteed"
+    rule: EncodingRule = "neutral"
     placeholder: Placeholder = "nothing"
     unk_id: int | None = None
+    neutral_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.placeholder == "unk" and self.unk_id is None:
@@ -109,7 +113,7 @@ class SchemaEncodings:
         self._options = options
         self._scaffolds = self._applicable_scaffolds()
         self._made: dict[tuple[str, ...], Encoding] = {}
-        self._prefix_keys: dict[tuple[tuple[str, ...], int], str] = {}
+        self._prefix_keys: dict[tuple[str, int], str] = {}
 
     def of_prompt(self, modules: Collection[str]) -> list[Encoding]:
         """The encodings that serve a prompt which imports `modules`; text with `cache="false"` is in none of them."""
@@ -132,6 +136,33 @@ class SchemaEncodings:
     def single(self, path: str) -> Encoding:
         """The encoding of one module alone."""
         return self._encoding((path,))
+
+    def exact(self, encodings: Sequence[Encoding], first_computed: int) -> list[Encoding]:
+        """The same cells, each encoded after all those before it in this prompt: as full prefill has them.
+
+        Only as many from the first on as nothing else comes in between: text that is computed for the prompt (from
+        position `first_computed` on), or cells of one encoding among those of another. None where modules are to be
+        isolated.
+        """
+        if self._options.rule == "isolated":
+            return []
+        chain: list[Encoding] = []
+        end = -1
+        for encoding in encodings:
+            positions = encoding.kept_position_ids
+            if not encoding.stored or positions[0] <= end or positions[-1] >= first_computed:
+                break
+            end = int(positions[-1])
+            chain.append(self._after(chain, encoding))
+        return chain
+
+    def _after(self, chain: Sequence[Encoding], encoding: Encoding) -> Encoding:
+        """The encoding made again after all of `chain`."""
+        context = tuple(Prefix(before, before.tokens) for before in chain)
+        token_ids, position_ids = encoding.kept_token_ids, encoding.kept_position_ids
+        keep = np.arange(len(token_ids), dtype=np.int32)
+        key = self._key(token_ids, position_ids, keep, context)
+        return replace(encoding, token_ids=token_ids, position_ids=position_ids, keep=keep, context=context, key=key)
 
     def _below(self, path: str, present: frozenset[str]) -> Iterator[Encoding]:
         group = self._group(path, present)
@@ -162,6 +193,7 @@ class SchemaEncodings:
 
     def _make(self, group: tuple[str, ...]) -> Encoding:
         cells = sorted(cell for path in group for cell in self._cells(self._layout.modules[path]))
+        cells = [*self._stand_in(group[0], cells[0][0] if cells else 0), *cells]
         position_ids = np.array([position for position, _, _ in cells], dtype=np.int32)
         token_ids = np.array([token for _, token, _ in cells], dtype=np.int32)
         keep = np.array([index for index, (_, _, kept) in enumerate(cells) if kept], dtype=np.int32)
@@ -182,6 +214,17 @@ class SchemaEncodings:
                 placeholder = (self._options.unk_id,) * slot.length
             for position, token in enumerate(placeholder, slot.start):
                 yield position, token, False
+
+    def _stand_in(self, path: str, start: int) -> list[tuple[int, int, bool]]:
+        """Cells of neutral text right before `start`, in the positions of modules that may be there or not."""
+        if self._options.rule != "neutral" or not start:
+            return []
+        above = [self._layout.modules[ancestor] for ancestor in self._layout.ancestors(path)]
+        taken = [int(p) for module in above for p in module.position_ids[module.position_ids < start][-1:]]
+        taken += [slot.start + slot.length - 1 for module in above for slot in module.slots if slot.start < start]
+        room = start - 1 - max(taken, default=-1)
+        token_ids = self._options.neutral_ids[-room:] if room else ()
+        return [(position, token, False) for position, token in enumerate(token_ids, start - len(token_ids))]
 
     def _context(self, path: str, position_ids: IntArray) -> tuple[Prefix, ...]:
         if self._options.rule == "isolated" or not len(position_ids):
@@ -207,7 +250,7 @@ class SchemaEncodings:
     def _prefix_key(self, prefix: Prefix) -> str:
         """The key of what is attended to of an encoding. Kept: it is part of the key of every module further inside."""
         encoding, tokens = prefix.encoding, prefix.tokens
-        known = (encoding.paths, tokens)
+        known = (encoding.key, tokens)
         if known not in self._prefix_keys:
             stop = int(encoding.keep[tokens - 1]) + 1
             cells = (encoding.token_ids[:stop], encoding.position_ids[:stop], encoding.keep[:tokens])

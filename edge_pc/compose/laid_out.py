@@ -32,7 +32,8 @@ class LaidOut:
     Attributes:
         schema: the schema's layout.
         modules: paths of the imported modules, the root first.
-        encodings: what is reused, disjoint in positions.
+        encodings: what is reused, disjoint in positions, by its first position.
+        exact: of these, from the first on, versions that were made after all text before them in this prompt.
         token_ids, position_ids: int32 `[n]`, of what must be computed, positions ascending.
         end: the position of the first token of the answer.
     """
@@ -40,6 +41,7 @@ class LaidOut:
     schema: SchemaLayout
     modules: tuple[str, ...]
     encodings: tuple[Encoding, ...]
+    exact: tuple[Encoding, ...]
     token_ids: IntArray
     position_ids: IntArray
     end: int
@@ -97,7 +99,7 @@ def lay_out_prompt(
         EdgePCError: the chat template refuses the order of roles.
     """
     modules = (ROOT, *selection.modules)
-    reused = tuple(encodings.of_prompt(selection.modules))
+    reused = sorted(encodings.of_prompt(selection.modules), key=lambda encoding: int(encoding.kept_position_ids[0]))
     computed = [*_uncached(layout, modules), *_arguments(layout, selection, tokenizer)]
     ends = [int(ids[-1]) + 1 for ids in (e.kept_position_ids for e in reused) if len(ids)]
     ends += [start + len(token_ids) for start, token_ids in computed if token_ids]
@@ -111,7 +113,8 @@ def lay_out_prompt(
     end = start + len(computed[-1][1])
     if not end:
         raise fault("the prompt has no text: its schema has none, and it adds none", selection.at, name=layout.name)
-    return LaidOut(layout, modules, reused, token_ids, position_ids, end)
+    exact = encodings.exact(reused, int(position_ids[0]) if len(position_ids) else end)
+    return LaidOut(layout, modules, tuple(reused), tuple(exact), token_ids, position_ids, end)
 
 
 def check_length(prompt: LaidOut, max_tokens: int, max_positions: int) -> None:

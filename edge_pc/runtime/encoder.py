@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_pc.backends.base import Backend, KVStates, OnTokens, Plan, Span, states_bytes
 from edge_pc.compose.encodings import Encoding
+from edge_pc.compose.laid_out import LaidOut
 from edge_pc.errors import StoreError
 from edge_pc.progress import OnProgress, Progress
 from edge_pc.store import Miss, StateStore, file_bytes
@@ -88,6 +89,15 @@ class Encoder:
         return self._store.lookup(
             encoding.key, self._backend.kv_layout, encoding.kept_token_ids, encoding.kept_position_ids
         )
+
+    def versions(self, prompt: LaidOut) -> list[Encoding]:
+        """The encodings that serve a prompt: exact versions from the first on, as far as stored, then the others."""
+        stored = 0
+        for encoding in prompt.exact:
+            if isinstance(self.lookup(encoding), Miss):
+                break
+            stored += 1
+        return [*prompt.exact[:stored], *prompt.encodings[stored:]]
 
     def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         """What obtaining all of them would still compute and write."""

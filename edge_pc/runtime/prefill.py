@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_pc.backends.base import Context
+from edge_pc.compose.encodings import Encoding
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
@@ -78,7 +79,8 @@ def prefill_cached(
     watch = watch or Watch()
     if serving.strict:
         _refuse_misses(prompt, encoder)
-    obtained = encoder.obtain(prompt.encodings, watch.report)
+    encodings = encoder.versions(prompt)
+    obtained = encoder.obtain(encodings, watch.report)
     plan = prompt.cached_plan([o.states for o in obtained], exact=serving.exact)
     planned = time.perf_counter()
     try:
@@ -102,7 +104,7 @@ def prefill_cached(
         encode_ms=encode_ms,
         assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefilled.assembly_ms,
         forward_ms=prefilled.forward_ms,
-        modules=_module_stats(prompt, obtained),
+        modules=_module_stats(prompt, encodings, obtained),
     )
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
@@ -128,13 +130,13 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
         encode_ms=0.0,
         assembly_ms=prefilled.assembly_ms,
         forward_ms=prefilled.forward_ms,
-        modules=tuple(ModuleStats(name, tokens, False, reason) for name, _, tokens in _parts(prompt)),
+        modules=tuple(ModuleStats(name, tokens, False, True, reason) for name, _, tokens in _parts(prompt)),
     )
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
 def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
-    found = [(encoding.label, encoder.lookup(encoding)) for encoding in prompt.encodings]
+    found = [(encoding.label, encoder.lookup(encoding)) for encoding in encoder.versions(prompt)]
     misses = [f"  {label}: {result.reason}" for label, result in found if isinstance(result, Miss)]
     if misses:
         raise CacheMissError(
@@ -143,12 +145,15 @@ def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
         )
 
 
-def _module_stats(prompt: LaidOut, obtained: Sequence[Obtained]) -> tuple[ModuleStats, ...]:
-    served = {path: o for e, o in zip(prompt.encodings, obtained, strict=True) for path in e.paths}
+def _module_stats(
+    prompt: LaidOut, encodings: Sequence[Encoding], obtained: Sequence[Obtained]
+) -> tuple[ModuleStats, ...]:
+    exact = {encoding.key for encoding in prompt.exact}
+    served = {path: (e.key in exact, o.miss) for e, o in zip(encodings, obtained, strict=True) for path in e.paths}
     stats = []
     for name, path, tokens in _parts(prompt):
-        reason = served[path].miss if path in served else _UNCACHED
-        stats.append(ModuleStats(name, tokens, reason is None, reason))
+        is_exact, reason = served.get(path, (True, _UNCACHED))
+        stats.append(ModuleStats(name, tokens, reason is None, is_exact, reason))
     return tuple(stats)
 
 

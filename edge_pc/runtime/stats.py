@@ -18,12 +18,14 @@ class ModuleStats:
         path: the module's path; of anonymous text, the schema's name.
         tokens: of its own text.
         hit: its stored states were reused.
+        exact: its states are those that a full prefill of this prompt would have.
         reason: why not, or None.
     """
 
     path: str
     tokens: int
     hit: bool
+    exact: bool
     reason: str | None
 
 

@@ -1,0 +1,141 @@
+"""Versions of states: neutral ones that serve every selection, exact ones for a selection that comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_pc import Engine, Sampling, Serving
+from edge_pc.compose.choices import ENCODING_RULES
+from edge_pc.compose.neutral import neutral_text
+
+needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
+
+SCHEMA = """<schema name="pets">You know pets.
+<module name="cat">The cat sleeps in the house, all day and all night.</module>
+<module name="dog">The dog runs in the wood, and in the house.</module>
+<module name="cow">The cow stands in the field, and looks at the {what}.</module></schema>"""
+SHORT = Sampling(max_tokens=4)
+EXACT = Serving(exact=True)
+
+
+@pytest.fixture(params=["onnx", pytest.param("llamacpp", marks=needs_llamacpp)])
+def engine(request: Any, tiny_model: Path, tiny_gguf: Path, tmp_path: Path) -> Iterator[Engine]:
+    model = tiny_model if request.param == "onnx" else tiny_gguf
+    with Engine(model, backend=request.param, cache_dir=tmp_path / "states") as engine:
+        engine.load_schema(SCHEMA.format(what="moon"))
+        yield engine
+
+
+def prompt(*names: str) -> str:
+    return f'<prompt schema="pets">{"".join(f"<{name}/>" for name in names)}Where is it?</prompt>'
+
+
+def exact(engine: Engine, *names: str) -> dict[str, bool]:
+    modules = engine.generate(prompt(*names), SHORT).stats.modules
+    assert all(module.hit for module in modules)
+    return {module.path: module.exact for module in modules if module.path != "pets"}
+
+
+class TestExactVersions:
+    def test_a_selection_that_comes_back_equals_full_prefill(self, engine: Engine) -> None:
+        names = ("cat", "dog", "cow")
+        assert engine.compare(prompt(*names), EXACT).max_abs_logit_diff > 0
+        for _ in range(2):
+            engine.generate(prompt(*names), SHORT)
+        assert exact(engine, *names) == {"cat": True, "dog": False, "cow": False}
+        (report,) = engine.refine()
+        assert report.encoded == ("dog", "cow")
+        assert exact(engine, *names) == {"cat": True, "dog": True, "cow": True}
+        assert engine.compare(prompt(*names), EXACT).max_abs_logit_diff == 0
+
+    def test_the_first_modules_of_a_longer_selection_are_exact(self, engine: Engine) -> None:
+        engine.generate(prompt("cat", "dog"), SHORT)
+        engine.refine(uses=1)
+        engine.generate(prompt("cat", "dog", "cow"), SHORT)
+        assert exact(engine, "cat", "dog", "cow") == {"cat": True, "dog": True, "cow": False}
+        engine.generate(prompt("dog"), SHORT)
+        assert exact(engine, "dog") == {"dog": False}, "another selection has another version"
+
+    def test_once_is_not_enough(self, engine: Engine) -> None:
+        engine.generate(prompt("cat", "dog"), SHORT)
+        assert engine.refine() == []
+
+    def test_what_is_there_is_not_made_again(self, engine: Engine) -> None:
+        engine.generate(prompt("cat", "dog"), SHORT)
+        engine.refine(uses=1)
+        (again,) = engine.refine(uses=1)
+        assert again.encoded == ()
+        assert again.tokens == 0
+
+    def test_an_argument_inside_ends_them(self, engine: Engine) -> None:
+        """What follows an argument would have seen it, and it is another one in the next prompt."""
+        engine.load_schema(
+            '<schema name="trip"><module name="a">We go.</module><module name="b">To <param name="x" len="12"/> then.'
+            '</module><module name="c">And home.</module></schema>'
+        )
+        for value in ("Rome", "Oslo"):
+            engine.generate(f'<prompt schema="trip"><a/><b x="{value}"/><c/>When?</prompt>', SHORT)
+            engine.refine(uses=1)
+        modules = engine.generate('<prompt schema="trip"><a/><b x="Bern"/><c/>When?</prompt>', SHORT).stats.modules
+        assert [(module.path, module.exact) for module in modules] == [("a", True), ("b", False), ("c", False)]
+
+    def test_a_prompt_ends_refining(self, engine: Engine) -> None:
+        for names in (("cat", "dog"), ("cat", "dog", "cow"), ("dog", "cow")):
+            engine.generate(prompt(*names), SHORT)
+        reached, answered = threading.Event(), threading.Event()
+
+        def wait_for_the_prompt(_: object) -> None:
+            reached.set()
+            answered.wait(60)
+
+        thread = threading.Thread(target=lambda: engine.refine(uses=1, progress=wait_for_the_prompt))
+        thread.start()
+        assert reached.wait(60)
+        stream = engine.stream(prompt("cat"), SHORT)
+        threading.Timer(0.2, answered.set).start()
+        assert list(stream)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class TestNeutralText:
+    def test_nothing_of_it_is_stored_or_in_a_prompt(self, engine: Engine) -> None:
+        laid_out = engine.lay_out(prompt("cat", "dog", "cow"))
+        dog = next(encoding for encoding in laid_out.encodings if encoding.paths == ("dog",))
+        layout = laid_out.schema.modules["dog"]
+        assert len(dog.token_ids) > dog.tokens, "neutral text stands before it"
+        assert dog.kept_token_ids.tolist() == layout.token_ids.tolist()
+        assert dog.kept_position_ids.tolist() == layout.position_ids.tolist()
+        assert (np.diff(dog.position_ids) == 1).all()
+        assert laid_out.tokens == len(laid_out.in_position_order())
+
+    def test_nothing_of_an_absent_module_leaks(self, engine: Engine) -> None:
+        """Another text of the same length in a module before leaves the states of those after it as they are."""
+        before = {e.paths: e.key for e in engine.lay_out(prompt("dog", "cow")).encodings}
+        engine.load_schema(SCHEMA.format(what="moon").replace("all day and all night", "all night and all day"))
+        after = {e.paths: e.key for e in engine.lay_out(prompt("dog", "cow")).encodings}
+        assert before == after
+
+    def test_it_fills_only_positions_of_modules_that_may_be_absent(self, engine: Engine) -> None:
+        layout = engine.load_schema(SCHEMA.format(what="moon"))
+        cat, dog = (engine.composer.schema(layout.schema).encodings.single(name) for name in ("cat", "dog"))
+        assert len(cat.token_ids) == cat.tokens, "the schema's own text stands before it"
+        room = layout.modules["dog"].start - int(layout.modules[""].position_ids[-1]) - 1
+        whole = len(engine.tokenizer.encode(neutral_text()))
+        assert len(dog.token_ids) - dog.tokens == min(room, whole)
+        assert 0 < room < whole
+
+    def test_the_older_rules_stay(self, tiny_model: Path, tmp_path: Path) -> None:
+        keys = set()
+        for rule in ENCODING_RULES:
+            with Engine(tiny_model, encoding=rule, cache_dir=tmp_path / "states") as engine:
+                engine.load_schema(SCHEMA.format(what="moon"))
+                keys.add(engine.lay_out(prompt("dog")).encodings[-1].key)
+        assert len(keys) == len(ENCODING_RULES) == 3
