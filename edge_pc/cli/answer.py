@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_pc.cli.output import Output
     from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
-    from edge_pc.runtime.stats import Result, Stats
+    from edge_pc.runtime.stats import ModuleStats, Result, Stats
     from edge_pc.runtime.stream import Stream
 
 
@@ -97,10 +97,15 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
     for name, text in rows:
         output.note(f"{name:<12} {text}")
     if stats.modules:
-        states = [
-            (module.path, module.tokens, "hit" if module.hit else f"miss: {module.reason}") for module in stats.modules
-        ]
+        states = [(module.path, module.tokens, _served(module)) for module in stats.modules]
         output.table(["module", ">tokens", "states"], states, to_stderr=True)
+
+
+def _served(module: ModuleStats) -> str:
+    """How a module was served; approximate are states that were made without the modules before it."""
+    if not module.hit:
+        return f"miss: {module.reason}"
+    return "hit" if module.exact else "hit, approximate"
 
 
 def show_comparison(comparison: Comparison, output: Output) -> None:

@@ -38,10 +38,10 @@ class EncodingOptions:
         neutral_ids: the neutral text for `neutral`.
     """
 
-    rule: EncodingRule = "neutral"
-    placeholder: Placeholder = "nothing"
-    unk_id: int | None = None
-    neutral_ids: tuple[int, ...] = ()
+    rule: EncodingRule
+    placeholder: Placeholder
+    unk_id: int | None
+    neutral_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.placeholder == "unk" and self.unk_id is None:
