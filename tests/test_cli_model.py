@@ -406,3 +406,16 @@ def test_doctor_survives_a_library_that_kills_its_process(
     broken.write_text("raise ImportError('libfoo.so: cannot open shared object file')\n", encoding="utf-8")
     assert main(["doctor"]) == 3
     assert "libfoo.so: cannot open shared object file" in capsys.readouterr().out
+
+
+def test_refining_makes_the_next_answer_about_the_same_files_exact(process: Run, folder: Path) -> None:
+    (folder / "more.txt").write_text("The tower is in the old town.\n", encoding="utf-8")
+    files = ["notes.txt", "more.txt"]
+    first = process("ask", "Where?", *files, "--stats", "--refine")
+    assert first.returncode == 0
+    second = process("ask", "Where?", *files, "--stats", "--strict")
+    assert second.stderr.count("approximate") == 0
+    third = process("ask", "Where?", *reversed(files), "--stats")
+    assert re.search(r"notes\.txt +\d+ +miss", third.stderr), "in another order it is another selection"
+    fourth = process("ask", "Where?", *reversed(files), "--stats")
+    assert re.search(r"notes\.txt +\d+ +hit, approximate", fourth.stderr)

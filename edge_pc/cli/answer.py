@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def answer(
     start: Callable[[OnProgress], Stream],
     compare: Callable[[], Comparison],
+    refine: Callable[[OnProgress], object],
     serving: ServingOptions,
     start_up: StartUp,
     output: Output,
@@ -34,6 +35,7 @@ def answer(
     Args:
         start: makes the stream; its prompt is submitted when its first piece is requested.
         compare: compares the same prompt with a full prefill.
+        refine: makes exact versions of the prompt's modules.
     """
     submitted_ms = process_age_ms()
     result = _show_stream(start, output, as_json=as_json)
@@ -47,6 +49,9 @@ def answer(
         output.json(result_as_json(result, comparison))
     elif comparison is not None:
         show_comparison(comparison, output)
+    if serving.refine:
+        with output.progress("refining") as update:
+            refine(update)
 
 
 def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_json: bool) -> Result:

@@ -53,6 +53,7 @@ def ask(
         answer(
             lambda progress: engine.stream_ask(asked, files, sampling, serving.build(), progress),
             lambda: engine.compare_ask(asked, files, serving.build()),
+            lambda progress: engine.refine(uses=1, progress=progress),
             serving,
             start_up,
             out,

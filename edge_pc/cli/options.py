@@ -258,6 +258,7 @@ class ServingOptions:
     strict: bool
     compare: bool
     stats: bool
+    refine: bool
 
     def build(self) -> Serving:
         """How the engine is to serve."""
@@ -278,4 +279,9 @@ serving_options = grouped(
     option("--strict", is_flag=True, help="Fail if a module's states are not already stored."),
     option("--compare", is_flag=True, help="Also compute the whole prompt, and compare time and logits."),
     option("--stats", is_flag=True, help="Show what was reused, what was computed, and how long it took."),
+    option(
+        "--refine",
+        is_flag=True,
+        help="After the answer, make exact states for these modules in this order, for the next time.",
+    ),
 )

@@ -94,6 +94,7 @@ def run(
         answer(
             lambda progress: engine.stream(parsed, sampling, serving.build(), progress),
             lambda: engine.compare(parsed, serving.build()),
+            lambda progress: engine.refine(uses=1, progress=progress),
             serving,
             start_up,
             out,
