@@ -357,18 +357,18 @@ class TestSurviving:
     def test_a_file_cut_short_behind_our_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between looking it up and placing it: the last moment at which it can be noticed."""
         wanted = engine.generate(CAT, SHORT)
-        obtain_all = Encoder.obtain
+        serve = Encoder.serve
 
         def then_cut(*args: Any) -> Any:
-            obtained = obtain_all(*args)
-            for o in obtained:
-                assert o.states.path is not None
-                o.states.path.chmod(0o600)
-                os.truncate(o.states.path, 5000)
-            return obtained
+            served = serve(*args)
+            for _, obtained in served:
+                assert obtained.states.path is not None
+                obtained.states.path.chmod(0o600)
+                os.truncate(obtained.states.path, 5000)
+            return served
 
         with monkeypatch.context() as patch:
-            patch.setattr(Encoder, "obtain", then_cut)
+            patch.setattr(Encoder, "serve", then_cut)
             engine.backend._idle.clear()  # type: ignore[attr-defined] # a context that has them in place needs no file
             result = engine.generate(CAT, SHORT)
         assert result.stats.cached_tokens == 0

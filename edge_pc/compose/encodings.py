@@ -22,6 +22,9 @@ from edge_pc.compose.choices import EncodingRule, Placeholder
 from edge_pc.compose.schema_layout import ROOT, ModuleLayout, ScaffoldLayout, SchemaLayout
 from edge_pc.errors import OptionError
 
+# Exact versions whose keys are kept; there are as many as selections.
+_KEPT_EXACT = 4096
+
 _KEY_FORMAT = "edge-pc-states-1"
 
 
@@ -113,6 +116,7 @@ class SchemaEncodings:
         self._options = options
         self._scaffolds = self._applicable_scaffolds()
         self._made: dict[tuple[str, ...], Encoding] = {}
+        self._exact: dict[tuple[str, str], Encoding] = {}
         self._prefix_keys: dict[tuple[str, int], str] = {}
 
     def of_prompt(self, modules: Collection[str]) -> list[Encoding]:
@@ -157,7 +161,15 @@ class SchemaEncodings:
         return chain
 
     def _after(self, chain: Sequence[Encoding], encoding: Encoding) -> Encoding:
-        """The encoding made again after all of `chain`."""
+        """The encoding made again after all of `chain`; the last one's key tells all of it."""
+        known = (chain[-1].key if chain else "", encoding.key)
+        if known not in self._exact:
+            if len(self._exact) == _KEPT_EXACT:
+                self._exact.clear()
+            self._exact[known] = self._made_after(chain, encoding)
+        return self._exact[known]
+
+    def _made_after(self, chain: Sequence[Encoding], encoding: Encoding) -> Encoding:
         context = tuple(Prefix(before, before.tokens) for before in chain)
         token_ids, position_ids = encoding.kept_token_ids, encoding.kept_position_ids
         keep = np.arange(len(token_ids), dtype=np.int32)

@@ -50,7 +50,7 @@ def compare_prefills(context: Context, lay_out: Callable[[], LaidOut], encoder: 
         encoder: gets its states.
     """
     prompt = lay_out()
-    states = [obtained.states for obtained in encoder.obtain(encoder.versions(prompt))]
+    states = [obtained.states for _, obtained in encoder.serve(prompt)]
     plan = prompt.cached_plan(states, exact=exact)
     in_place = in_place_plan(plan)
     cached_ms, in_place_ms = [], []

@@ -90,14 +90,28 @@ class Encoder:
             encoding.key, self._backend.kv_layout, encoding.kept_token_ids, encoding.kept_position_ids
         )
 
-    def versions(self, prompt: LaidOut) -> list[Encoding]:
-        """The encodings that serve a prompt: exact versions from the first on, as far as stored, then the others."""
-        stored = 0
+    def serve(self, prompt: LaidOut, progress: OnProgress | None = None) -> list[tuple[Encoding, Obtained]]:
+        """The encodings that serve a prompt, and their states: exact versions from the first on, as far as they are
+        stored, then the others, encoded now if they are not stored. See `obtain`."""
+        exact = self._stored_exact(prompt)
+        rest = prompt.encodings[len(exact) :]
+        return [*exact, *zip(rest, self.obtain(rest, progress), strict=True)]
+
+    def misses(self, prompt: LaidOut) -> list[tuple[Encoding, Miss]]:
+        """What `serve` would have to encode, and why."""
+        rest = prompt.encodings[len(self._stored_exact(prompt)) :]
+        found = [(encoding, self.lookup(encoding)) for encoding in rest]
+        return [(encoding, result) for encoding, result in found if isinstance(result, Miss)]
+
+    def _stored_exact(self, prompt: LaidOut) -> list[tuple[Encoding, Obtained]]:
+        """The exact versions that are stored, from the first on."""
+        stored = []
         for encoding in prompt.exact:
-            if isinstance(self.lookup(encoding), Miss):
+            found = self.lookup(encoding)
+            if isinstance(found, Miss):
                 break
-            stored += 1
-        return [*prompt.exact[:stored], *prompt.encodings[stored:]]
+            stored.append((encoding, Obtained(found)))
+        return stored
 
     def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         """What obtaining all of them would still compute and write."""

@@ -16,7 +16,6 @@ from edge_pc.progress import Progress
 from edge_pc.runtime.encoder import Encoder, Obtained
 from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
 from edge_pc.runtime.watch import Watch
-from edge_pc.store import Miss
 
 log = logging.getLogger("edge_pc")
 
@@ -79,8 +78,8 @@ def prefill_cached(
     watch = watch or Watch()
     if serving.strict:
         _refuse_misses(prompt, encoder)
-    encodings = encoder.versions(prompt)
-    obtained = encoder.obtain(encodings, watch.report)
+    served = encoder.serve(prompt, watch.report)
+    obtained = [states for _, states in served]
     plan = prompt.cached_plan([o.states for o in obtained], exact=serving.exact)
     planned = time.perf_counter()
     try:
@@ -104,7 +103,7 @@ def prefill_cached(
         encode_ms=encode_ms,
         assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefilled.assembly_ms,
         forward_ms=prefilled.forward_ms,
-        modules=_module_stats(prompt, encodings, obtained),
+        modules=_module_stats(prompt, [encoding for encoding, _ in served], obtained),
     )
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
@@ -136,8 +135,7 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
 
 
 def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
-    found = [(encoding.label, encoder.lookup(encoding)) for encoding in encoder.versions(prompt)]
-    misses = [f"  {label}: {result.reason}" for label, result in found if isinstance(result, Miss)]
+    misses = [f"  {encoding.label}: {miss.reason}" for encoding, miss in encoder.misses(prompt)]
     if misses:
         raise CacheMissError(
             "strict mode: states are missing:\n" + "\n".join(misses),
