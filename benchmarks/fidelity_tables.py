@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.rows import Agreement, FidelityRow
 from benchmarks.statistics import Interval, PairedTest, mean_interval, paired_test
 from edge_pc.bench.tables import Table
+from edge_pc.compose.choices import ENCODING_RULES
 
 # Reuse is called close to full prefill up to here: on average the first token's distribution moves by less than what
 # 4-bit weights do to it (DESIGN.md: 0.21 to 0.39), and the right answer loses at most 5 % of its likelihood per token.
@@ -16,6 +17,16 @@ CLOSE_LOSS = 0.05
 # Paired comparisons that decide defaults: group, the default's condition, and what it is set against. A condition
 # that was not measured is left out.
 _CHOICES = (
+    (
+        "parameters",
+        "neutral, nothing",
+        ("neutral, default", "neutral, unk", "guaranteed, nothing", "isolated, nothing"),
+    ),
+    (
+        "subset",
+        "neutral, tail=imported",
+        ("neutral, tail=schema", "guaranteed, tail=imported", "isolated, tail=imported"),
+    ),
     ("parameters", "guaranteed, nothing", ("guaranteed, default", "guaranteed, unk", "isolated, nothing")),
     ("parameters", "isolated, nothing", ("isolated, default", "isolated, unk")),
     ("subset", "guaranteed, tail=imported", ("guaranteed, tail=schema", "isolated, tail=imported")),
@@ -86,10 +97,11 @@ def choices(found: Sequence[Condition]) -> Iterator[tuple[Condition, Condition, 
     by_name = {(each.group, each.name): each for each in found}
     pairs = [(group, default, other) for group, default, others in _CHOICES for other in others]
     for each in found:
-        if each.group == "modules" and each.name.endswith(", guaranteed"):
-            count = each.name.split()[0]
-            isolated = each.name.replace(", guaranteed", ", isolated")
-            pairs += [("modules", each.name, isolated), ("modules", each.name, f"{count} modules, scaffold")]
+        modules, _, rule = each.name.partition(", ")
+        if each.group == "modules" and rule in ("neutral", "guaranteed"):
+            looser = ENCODING_RULES[ENCODING_RULES.index(rule) + 1 :]
+            others = [*(f"{modules}, {other}" for other in looser), f"{modules.split()[0]} modules, scaffold"]
+            pairs += [("modules", each.name, other) for other in others]
     for group, default, other in pairs:
         one, another = by_name.get((group, default)), by_name.get((group, other))
         if one and another:

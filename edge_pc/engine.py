@@ -18,14 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
-from edge_pc.compose.choices import (
-    DEFAULT_ENCODING,
-    DEFAULT_PLACEHOLDER,
-    DEFAULT_TAIL,
-    EncodingRule,
-    Placeholder,
-    Tail,
-)
+from edge_pc.compose import choices
 from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.documents import BYTES_PER_TOKEN, DocumentReader, documents_schema, question, read_documents
 from edge_pc.compose.laid_out import LaidOut, check_length
@@ -80,9 +73,9 @@ class Engine:
         *,
         backend: str = DEFAULT_BACKEND,
         cache_dir: Path | str | None = None,
-        encoding: EncodingRule = DEFAULT_ENCODING,
-        placeholder: Placeholder = DEFAULT_PLACEHOLDER,
-        tail: Tail = DEFAULT_TAIL,
+        encoding: choices.EncodingRule = choices.DEFAULT_ENCODING,
+        placeholder: choices.Placeholder = choices.DEFAULT_PLACEHOLDER,
+        tail: choices.Tail = choices.DEFAULT_TAIL,
         max_store_bytes: int | None = None,
         verbose: bool = False,
         **backend_options: Any,

@@ -24,6 +24,7 @@ from benchmarks.rows import Agreement, FidelityRow
 from benchmarks.templates import TEMPLATES, parameter_prompts
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.work import BenchOptions
+from edge_pc.compose.choices import ENCODING_RULES
 from edge_pc.compose.composer import ComposeOptions
 from edge_pc.compose.laid_out import LaidOut, Tail
 from edge_pc.errors import OptionError
@@ -129,7 +130,7 @@ def test_an_item_with_many_documents_gives_some_of_them(lab: Lab) -> None:
     documents = tuple(Document("", f"text {number}") for number in range(20))
     item = Item("many", "nq_multidoc", "Which?", documents, ("text 17",), gold=17)
     subject = item_subject(lab, "many", item, SETTINGS)
-    assert [condition.group for condition in subject.conditions] == ["subset"] * 4
+    assert [condition.group for condition in subject.conditions] == ["subset"] * 6
     found = lab.lay_out(subject.conditions[0].schema, subject.conditions[0].selection)
     assert len(found.schema.modules) == 1 + fidelity.ALL_DOCUMENTS
     assert len(found.modules) == 1 + fidelity.SUBSET
@@ -189,7 +190,7 @@ def test_a_run_fills_every_condition_and_resumes(
     measured = run(report, roomy_model, path)
     rows = {row.condition: row for row in measured}
     assert set(rows) == {
-        *(f"{count} module(s), {rule}" for count in (1, 3) for rule in ("guaranteed", "isolated")),
+        *(f"{count} module(s), {rule}" for count in (1, 3) for rule in ENCODING_RULES),
         "3 modules, scaffold",
         *(
             f"{how}, {what}"
@@ -205,11 +206,17 @@ def test_a_run_fills_every_condition_and_resumes(
     }
     agreed = {name: row.agreement for name, row in rows.items() if row.agreement is not None}
     assert agreed.keys() == rows.keys()
-    for exact in ("1 module(s), guaranteed", "3 modules, scaffold", "one text, 0 in the middle"):
+    for exact in (
+        "1 module(s), neutral",
+        "1 module(s), guaranteed",
+        "3 modules, scaffold",
+        "one text, 0 in the middle",
+    ):
         assert agreed[exact].kl == pytest.approx(0, abs=1e-6)
         assert agreed[exact].edit_similarity == 1
         assert agreed[exact].loss == pytest.approx(0, abs=1e-4)
     assert agreed["3 module(s), guaranteed"].kl > 1e-4
+    assert agreed["3 module(s), neutral"].kl > 1e-4
     assert rows["3 modules, 100 in the middle"].end == rows["3 modules, 0 in the middle"].end + 100
 
     gone = report.data["sections"]["fidelity"]["rows"].pop()
@@ -242,8 +249,10 @@ def test_what_is_too_long_for_the_model_is_skipped(tmp_path: Path, tiny_model: P
 
 def test_parameter_prompts_come_with_each_rule_and_placeholder() -> None:
     with_unk, without = next(parameter_subjects(True)), next(parameter_subjects(False))
-    assert len(with_unk.conditions) == 6
+    assert len(with_unk.conditions) == 9
     assert [condition.name for condition in without.conditions] == [
+        "neutral, nothing",
+        "neutral, default",
         "guaranteed, nothing",
         "guaranteed, default",
         "isolated, nothing",
@@ -280,7 +289,14 @@ def test_the_tables_have_the_envelope_paired_choices_and_what_is_not_close() -> 
     assert worse.worse
 
 
-def test_modules_are_compared_with_isolated_ones_and_a_scaffold() -> None:
-    names = ("10 module(s), guaranteed", "10 module(s), isolated", "10 modules, scaffold")
-    found = conditions([made_row("modules", name, "i", 0.1, 0.0) for name in names])
-    assert [other.name for _, other, _ in choices(found)] == [names[1], names[2]]
+def test_modules_are_compared_with_looser_rules_and_a_scaffold() -> None:
+    neutral, guaranteed, isolated = (f"10 module(s), {rule}" for rule in ENCODING_RULES)
+    scaffold = "10 modules, scaffold"
+    found = conditions([made_row("modules", name, "i", 0.1, 0.0) for name in (neutral, guaranteed, isolated, scaffold)])
+    assert [(one.name, other.name) for one, other, _ in choices(found)] == [
+        (neutral, guaranteed),
+        (neutral, isolated),
+        (neutral, scaffold),
+        (guaranteed, isolated),
+        (guaranteed, scaffold),
+    ]

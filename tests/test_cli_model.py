@@ -121,7 +121,7 @@ def test_json_is_one_object_of_the_documented_shape(run: Run) -> None:
     assert value["text"].rstrip("\n") == plain.stdout.rstrip("\n")
     modules = value["stats"]["modules"]
     assert [module["path"] for module in modules] == ["trip", "plan", "plan/oslo"]
-    assert all(set(module) == {"path", "tokens", "hit", "reason"} and module["hit"] for module in modules)
+    assert all(set(module) == {"path", "tokens", "hit", "exact", "reason"} and module["hit"] for module in modules)
     assert set(answered(run("run", "prompt.xml", "--json"))) == {"text", "token_ids", "stop", "stats"}
 
 
