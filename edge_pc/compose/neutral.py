@@ -2,8 +2,8 @@
 
 A module that was encoded with nothing before it takes itself for the beginning of the text, and its states differ most
 from those that it would have in a prompt. Any text of the same kind in its place takes away most of that difference,
-though nothing of it is there later. One short document is enough: of longer texts each token costs as much and gives
-less (docs/semantics.md has the figures).
+though nothing of it is there later. One short document is enough: a longer text comes hardly closer, and each of its
+tokens is computed once for every module.
 """
 
 from __future__ import annotations
