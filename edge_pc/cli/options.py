@@ -211,7 +211,7 @@ engine_options = grouped(
         type=click.Choice(ENCODING_RULES),
         default=DEFAULT_ENCODING,
         show_default=True,
-        help="Encode a module after everything that is certain to precede it, or alone (as in the paper).",
+        help="Encode a module after what is certain to precede it (with neutral text for the rest), or alone.",
     ),
     option(
         "--tail",
