@@ -99,8 +99,10 @@ class Encoder:
 
     def misses(self, prompt: LaidOut) -> list[tuple[Encoding, Miss]]:
         """What `serve` would have to encode, and why."""
-        rest = prompt.encodings[len(self._stored_exact(prompt)) :]
-        found = [(encoding, self.lookup(encoding)) for encoding in rest]
+        return self._missing(prompt.encodings[len(self._stored_exact(prompt)) :])
+
+    def _missing(self, encodings: Sequence[Encoding]) -> list[tuple[Encoding, Miss]]:
+        found = [(encoding, self.lookup(encoding)) for encoding in encodings]
         return [(encoding, result) for encoding, result in found if isinstance(result, Miss)]
 
     def _stored_exact(self, prompt: LaidOut) -> list[tuple[Encoding, Obtained]]:
@@ -115,7 +117,7 @@ class Encoder:
 
     def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         """What obtaining all of them would still compute and write."""
-        missing = [encoding for encoding in encodings if isinstance(self.lookup(encoding), Miss)]
+        missing = [encoding for encoding, _ in self._missing(encodings)]
         nbytes = sum(self._file_bytes(encoding) for encoding in missing if encoding.stored)
         return EncodingSize(sum(len(encoding.token_ids) for encoding in missing), nbytes)
 
@@ -137,9 +139,7 @@ class Encoder:
             seconds=time.perf_counter() - started,
         )
 
-    def obtain(
-        self, encodings: Sequence[Encoding], progress: OnProgress | None = None, *, keep: bool = True
-    ) -> list[Obtained]:
+    def obtain(self, encodings: Sequence[Encoding], progress: OnProgress | None = None) -> list[Obtained]:
         """The states of each, encoded now if they are not stored; every token is computed at most once.
 
         Two processes that want the same encoding compute it once. A store that cannot be written costs a warning.
@@ -147,9 +147,8 @@ class Encoder:
         Args:
             progress: in tokens of all that are missing, with the label of the one computed. What it raises ends the
                 work.
-            keep: False: what is computed is not stored.
         """
-        return _Obtaining(self, encodings, progress, keep).all()
+        return _Obtaining(self, encodings, progress).all()
 
     def compute(self, encoding: Encoding, context: Sequence[KVStates], on_tokens: OnTokens) -> Any:
         """The array of an encoding's states, computed over the states of its context."""
@@ -179,13 +178,10 @@ class _Obtaining:
     """One call of `Encoder.obtain`. What it computed stays in memory until its end, stored or not: encodings that are
     the context of others are wanted again."""
 
-    def __init__(
-        self, encoder: Encoder, encodings: Sequence[Encoding], progress: OnProgress | None, keep: bool
-    ) -> None:
+    def __init__(self, encoder: Encoder, encodings: Sequence[Encoding], progress: OnProgress | None) -> None:
         self._encoder = encoder
         self._encodings = encodings
         self._progress = progress
-        self._keep = keep
         self._warned = False
         self._made: dict[str, Obtained] = {}  # without what they took
         self._done_tokens = 0
@@ -209,7 +205,7 @@ class _Obtaining:
         found = self._encoder.lookup(encoding)
         if not isinstance(found, Miss):
             return Obtained(found)
-        if not (encoding.stored and self._keep):
+        if not encoding.stored:
             return self._encode(encoding, found.reason)
         with self._encoder.lock(encoding):
             again = self._encoder.lookup(encoding)  # another process may have been faster
@@ -224,7 +220,7 @@ class _Obtaining:
 
     def _stored(self, encoding: Encoding, array: Any) -> KVStates:
         """Store the states; where that cannot be done they live in memory for this call."""
-        if encoding.stored and self._keep:
+        if encoding.stored:
             try:
                 return self._encoder.put(encoding, array)
             except StoreError as exc:
