@@ -167,7 +167,7 @@ class Engine:
 
         A module's states are first made without the modules that stand before it in a prompt, so that they serve every
         selection. An exact version is made after those very modules: the next prompt with the same ones in the same
-        order, or with the first of them, has the states that a full prefill would have. Ends soon after a prompt comes.
+        order, or with the first of them, has the states of full prefill, gaps aside. Ends soon after a prompt comes.
 
         Args:
             uses: a selection is refined once this engine has served it so often.

@@ -18,7 +18,8 @@ class ModuleStats:
         path: the module's path; of anonymous text, the schema's name.
         tokens: of its own text.
         hit: its stored states were reused.
-        exact: its states are those that a full prefill of this prompt would have.
+        exact: its states were made after all the text before it in this prompt; without gaps in the positions they are
+            those that a full prefill would have.
         reason: why not, or None.
     """
 
