@@ -102,8 +102,9 @@ class Plan:
 
     Attributes:
         spans: disjoint in their positions.
-        token_ids, position_ids: the run, int32 `[n]` with n ≥ 1, positions ascending strictly and disjoint from the
-            spans'; its last token has the largest position of all, so that its logits are those of the next token.
+        token_ids, position_ids: the run, int32 `[n]` with n ≥ 1, positions ascending strictly; its last token has the
+            largest position of all, so that its logits are those of the next token. A token of the run takes the place
+            of the span's cell that has its position: nothing sees that cell.
         exact: sums must be added up in the order of full prefill, so that results are equal bit for bit
             (DESIGN.md, slot order and rounding).
     """
@@ -115,6 +116,7 @@ class Plan:
 
     @property
     def cached_tokens(self) -> int:
+        """The spans' cells, those included whose place the run takes."""
         return sum(span.tokens for span in self.spans)
 
 
@@ -152,6 +154,20 @@ class Context(Protocol):
         Raises:
             StatesError: as `prefill`.
             ContextLengthError: there is no room for them; the context is as it was.
+        """
+        ...
+
+    def attention(self, plan: Plan) -> NDArray[np.float32]:
+        """How much the plan's run attends to each cell of its spans: a guide to which of them matter for the answer.
+
+        The spans are placed, as in a `prefill` that follows; logits are not computed.
+
+        Returns:
+            float32 `[plan.cached_tokens]`, in the order of the spans: weights of attention, in which way averaged over
+            tokens, heads and layers is the backend's business.
+
+        Raises:
+            StatesError: as `prefill`.
         """
         ...
 

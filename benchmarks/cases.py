@@ -15,8 +15,8 @@ from edge_pc.bench.tables import Table, milliseconds
 from edge_pc.bench.work import Work
 from edge_pc.engine import Engine
 from edge_pc.pml.prompt import load_prompt
-from edge_pc.runtime.prefill import Serving
 from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.serving import Serving
 from edge_pc.runtime.stats import Result
 
 _TITLES = {

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from edge_pc.pml import Prompt, Schema
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.encoder import EncodeReport
-    from edge_pc.runtime.prefill import Serving
     from edge_pc.runtime.sampling import Sampling
+    from edge_pc.runtime.serving import Serving
     from edge_pc.runtime.stats import Result, Stats
     from edge_pc.runtime.stream import Stream
 

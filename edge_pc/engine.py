@@ -32,9 +32,10 @@ from edge_pc.runtime.answer import Answer
 from edge_pc.runtime.compare import Comparison, compare_prefills
 from edge_pc.runtime.decoding import Live, decode
 from edge_pc.runtime.encoder import Encoder, EncodeReport, EncodingSize
-from edge_pc.runtime.prefill import Serving, prefill
+from edge_pc.runtime.prefill import prefill
 from edge_pc.runtime.sampling import Sampling
 from edge_pc.runtime.selections import Selections
+from edge_pc.runtime.serving import Serving
 from edge_pc.runtime.stats import Result
 from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
@@ -349,10 +350,10 @@ class Engine:
             check_length(prompt, 1, self.spec.max_positions)
             with closing(self.backend.new_context(prompt.tokens)) as context:
                 if serving.use_cache:
-                    return compare_prefills(context, lay_out, self.encoder, exact=serving.exact)
+                    return compare_prefills(context, lay_out, self.encoder, serving.fidelity)
                 with StateStore(Path(folder)) as store:
                     encoder = Encoder(self.backend, store, self._model)
-                    return compare_prefills(context, lay_out, encoder, exact=serving.exact)
+                    return compare_prefills(context, lay_out, encoder, serving.fidelity)
 
     @contextmanager
     def _work(self, watch: Watch) -> Iterator[Watch]:

@@ -1,20 +1,16 @@
 """Reads llama-family models out of GGUF files, whatever quantization their tensors have.
 
-Query and key rows of such files are permuted for rotary pairs that are neighbours, hence `interleaved=True`.
+Query and key rows of such files are permuted for rotary pairs that are neighbours.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
-
 from edge_pc.errors import ModelError
-from edge_pc.export.weights import FloatArray, LlamaConfig, LlamaWeights
-from edge_pc.models.fields import Field, check_fields, number, shown, whole
+from edge_pc.export.weights import LlamaConfig, LlamaWeights
+from edge_pc.models.fields import check_fields, number, shown, whole
 from edge_pc.models.gguf_file import GGUFFile
 from edge_pc.models.gguf_model import model_sizes
+from edge_pc.models.positions import RotaryEncoding
 from edge_pc.models.spec import MAX_SIZE
 
 SUPPORTED = "llama"
@@ -47,13 +43,9 @@ _NEUTRAL = {
     "logit_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
 }
-_FACTOR = number(0, 1e6, 0.0)
 _FIELDS = {
     "feed_forward_length": whole(1, MAX_SIZE),
     "attention.layer_norm_rms_epsilon": number(0, 1),
-    "rope.scaling.type": Field(str, high=100, default="linear"),  # llama.cpp's default when only a factor is given
-    "rope.scaling.factor": _FACTOR,
-    "rope.scale_linear": _FACTOR,
 }
 
 
@@ -78,7 +70,7 @@ def read_gguf(file: GGUFFile) -> LlamaWeights:
 
 
 def _canonical_name(name: str) -> str | None:
-    """The canonical name; None for the rotary factors, which go into the config; unknown names are kept as they are."""
+    """The canonical name; None for the rotary factors, which are in the frequencies; others stay as they are."""
     if name == "rope_freqs.weight":
         return None
     if name in _TOP_TENSORS:
@@ -92,7 +84,8 @@ def _canonical_name(name: str) -> str | None:
 def _config(file: GGUFFile, tied: bool) -> LlamaConfig:
     sizes = model_sizes(file)
     fields = check_fields(file.metadata, _FIELDS, file.path, f"{SUPPORTED}.")
-    scaling, factors = _rope_scaling(file, fields, sizes.head_dim)
+    if not isinstance(sizes.position, RotaryEncoding):
+        raise ModelError(f"{file.path} is not supported: {sizes.position.fixed}")
     return LlamaConfig(
         architecture=SUPPORTED,
         layers=sizes.layers,
@@ -104,28 +97,6 @@ def _config(file: GGUFFile, tied: bool) -> LlamaConfig:
         vocab_size=sizes.vocab_size,
         max_positions=sizes.max_positions,
         norm_epsilon=fields["attention.layer_norm_rms_epsilon"],
-        rotary=replace(sizes.position, scaling=scaling),
-        rope_frequency_factors=factors,
+        rotary=sizes.position,
         tied_embeddings=tied,
     )
-
-
-def _rope_scaling(file: GGUFFile, fields: dict[str, Any], head_dim: int) -> tuple[dict[str, Any], FloatArray | None]:
-    """The rule's own parameters, and the factors by which the rotary frequencies are divided."""
-    kind = fields["rope.scaling.type"]
-    if kind not in ("none", "linear"):
-        raise ModelError(
-            f"{file.path}: rotary scaling {shown(kind)} is not supported, only 'linear' and rope_freqs are"
-        )
-    factor = 1.0 if kind == "none" else fields["rope.scaling.factor"] or fields["rope.scale_linear"] or 1.0
-    scaling: dict[str, Any] = {"type": "linear", "factor": factor} if factor != 1.0 else {}
-    factors = np.full(head_dim // 2, factor, dtype=np.float32)
-    if "rope_freqs.weight" in file.tensors:
-        own = file.load("rope_freqs.weight")
-        if own.shape != factors.shape:
-            raise ModelError(
-                f"{file.path}: tensor 'rope_freqs.weight' has shape {list(own.shape)}, expected {list(factors.shape)}"
-            )
-        scaling["frequency_factors"] = own.tolist()
-        factors = factors * own
-    return scaling, factors if scaling else None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge_pc.errors import ModelError
-from edge_pc.export.weights import FloatArray, LlamaConfig
+from edge_pc.export.weights import LlamaConfig
 from edge_pc.models.fields import Field, check_fields, number, read_json, shown, whole
 from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, RotaryEncoding
 from edge_pc.models.spec import MAX_HEADS, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
@@ -98,8 +98,7 @@ def read_config(folder: Path) -> LlamaConfig:
         vocab_size=fields["vocab_size"],
         max_positions=fields["max_position_embeddings"],
         norm_epsilon=fields["rms_norm_eps"],
-        rotary=RotaryEncoding(base=base, dims=head_dim, interleaved=False, scaling=scaling),
-        rope_frequency_factors=_frequency_factors(base, head_dim, scaling),
+        rotary=RotaryEncoding(_frequencies(base, head_dim, scaling), interleaved=False),
         tied_embeddings=fields["tie_word_embeddings"],
     )
 
@@ -137,19 +136,18 @@ def _scaling(path: Path, kind: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, **own}
 
 
-def _frequency_factors(base: float, dims: int, scaling: dict[str, Any]) -> FloatArray | None:
-    """What the rotary frequencies are divided by: float32 `[dims / 2]`, or None.
+def _frequencies(base: float, dims: int, scaling: dict[str, Any]) -> tuple[float, ...]:
+    """Radians a position of each pair of dimensions.
 
     `llama3` (Llama 3.1): wavelengths longer than `original / low_freq_factor` are stretched by `factor`, those shorter
     than `original / high_freq_factor` are kept, and those between are interpolated in the frequency.
     """
-    if not scaling:
-        return None
-    if scaling["type"] == "linear":
-        return np.full(dims // 2, scaling["factor"], dtype=np.float32)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    factors: FloatArray = (1.0 / ((1.0 - kept) / scaling["factor"] + kept)).astype(np.float32)
-    return factors
+    if scaling and scaling["type"] == "linear":
+        frequencies /= scaling["factor"]
+    elif scaling:
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies *= (1.0 - kept) / scaling["factor"] + kept
+    return tuple(frequencies.tolist())

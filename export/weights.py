@@ -33,8 +33,7 @@ class LlamaConfig:
         layers, heads, kv_heads, head_dim, hidden_size, intermediate_size, vocab_size: sizes.
         max_positions: positions the model was made for, in tokens.
         norm_epsilon: of every RMS norm.
-        rotary: the position encoding; its `scaling` only describes, the numbers are in `rope_frequency_factors`.
-        rope_frequency_factors: float32 `[rotary.dims / 2]` by which the rotary frequencies are divided, or None.
+        rotary: the position encoding.
         tied_embeddings: the output matrix is the embedding matrix; there is no tensor `lm_head`.
     """
 
@@ -49,7 +48,6 @@ class LlamaConfig:
     max_positions: int
     norm_epsilon: float
     rotary: RotaryEncoding
-    rope_frequency_factors: FloatArray | None
     tied_embeddings: bool
 
     def __post_init__(self) -> None:
@@ -66,13 +64,6 @@ class LlamaConfig:
                 f"only {self.rotary.dims} of each head's {self.head_dim} dimensions are rotated; "
                 "expected all of them, as in every llama model"
             )
-        factors = self.rope_frequency_factors
-        if factors is not None and factors.shape != (self.rotary.dims // 2,):
-            raise ModelError(
-                f"the rotary frequency factors have shape {list(factors.shape)}, expected [{self.rotary.dims // 2}]"
-            )
-        if factors is not None and not (np.isfinite(factors) & (factors > 0)).all():
-            raise ModelError("the rotary frequency factors are not all finite and above zero")
         nbytes = self.max_positions * self.head_dim * 4
         if nbytes > _MAX_ROTARY_BYTES:
             raise ModelError(

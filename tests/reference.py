@@ -5,16 +5,19 @@ It knows nothing of caches, slots or runs: the semantics are one matrix of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tiny
 from numpy.typing import NDArray
 
+from edge_pc.compose.encodings import Encoding
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT, SchemaLayout
 
 Floats = NDArray[np.float64]
+# Of each layer the key, not rotated, and the value: `[kv_heads, head_dim]`.
+Cell = list[tuple[Floats, Floats]]
 
 
 class Reference:
@@ -28,19 +31,44 @@ class Reference:
         self, token_ids: NDArray[np.int32], position_ids: NDArray[np.int32], visible: NDArray[np.bool_]
     ) -> Floats:
         """Logits `[n, vocab]` of n tokens; `visible[i, j]`: token i sees the cell of token j."""
+        return self.over([], token_ids, position_ids, visible)[0]
+
+    def over(
+        self,
+        past: Sequence[Cell],
+        token_ids: NDArray[np.int32],
+        position_ids: NDArray[np.int32],
+        visible: NDArray[np.bool_],
+    ) -> tuple[Floats, list[Cell]]:
+        """Logits of n tokens, and their cells, over cells that are there already.
+
+        Args:
+            past: m cells; they have their positions anew in `position_ids`, and stand first in it.
+            token_ids: of the n tokens.
+            position_ids: of all `[m + n]`.
+            visible: `[n, m + n]`.
+        """
         model, w = self._model, self._weights
         x = w["embed"][token_ids]
+        made: list[Cell] = [[] for _ in token_ids]
+        new = position_ids[len(past) :]
         for layer in range(model.layers):
             name = f"layers.{layer}."
             normed = _norm(x, w[name + "attn_norm"])
             q, k, v = (self._heads(normed @ w[name + part].T) for part in "qkv")
-            q, k = self._rotated(q, position_ids), self._rotated(k, position_ids)
+            for token, cell in enumerate(made):
+                cell.append((k[:, token], v[:, token]))
+            k, v = (
+                np.concatenate([*(cell[layer][part][:, np.newaxis] for cell in past), mine], axis=1)
+                for part, mine in enumerate((k, v))
+            )
+            q, k = self._rotated(q, new), self._rotated(k, position_ids)
             x = x + self._attend(q, k, v, visible) @ w[name + "o"].T
             normed = _norm(x, w[name + "mlp_norm"])
             gate = normed @ w[name + "gate"].T
             x = x + (gate / (1 + np.exp(-gate)) * (normed @ w[name + "up"].T)) @ w[name + "down"].T
         logits: Floats = _norm(x, w["norm"]) @ w["embed"].T
-        return logits
+        return logits, made
 
     def _heads(self, x: Floats) -> Floats:
         return x.reshape(len(x), -1, self._model.head_dim).swapaxes(0, 1)
@@ -127,4 +155,40 @@ def expected_logits(
     return logits
 
 
-__all__ = ["ROOT", "Reference", "expected_logits", "guaranteed", "isolated", "jointly"]
+def served_logits(reference: Reference, prompt: LaidOut, *, at_least: int = 1) -> Floats:
+    """First-token logits `[vocab]` of a prompt whose encodings are made one by one, each in its own positions, and are
+    then put in their places.
+
+    Args:
+        at_least: as `expected_logits` takes it.
+    """
+    cells: dict[int, Cell] = {}
+    for encoding, place in zip(prompt.encodings, prompt.places, strict=True):
+        cells |= dict(zip(place.tolist(), _cells(reference, encoding), strict=True))
+    tokens = dict(zip(prompt.computed_plan().position_ids.tolist(), prompt.in_position_order().tolist(), strict=True))
+    everything = sorted(tokens)
+    recomputed = {everything[-1], *prompt.position_ids.tolist()}
+    recomputed |= set(everything[-at_least:]) if len(recomputed) < at_least else set()
+    past = [position for position in everything if position not in recomputed]
+    new = sorted(recomputed)
+    positions = np.array([*past, *new], dtype=np.int32)
+    visible = positions <= np.array(new)[:, np.newaxis]
+    token_ids = np.array([tokens[position] for position in new], dtype=np.int32)
+    logits, _ = reference.over([cells[position] for position in past], token_ids, positions, visible)
+    return logits[-1]
+
+
+def _cells(reference: Reference, encoding: Encoding) -> list[Cell]:
+    """The cells of an encoding, made after those of its context."""
+    past: list[Cell] = []
+    positions: list[int] = []
+    for prefix in encoding.context:
+        past += _cells(reference, prefix.encoding)[: prefix.tokens]
+        positions += prefix.encoding.encoded_position_ids[: prefix.tokens].tolist()
+    new = encoding.run_position_ids
+    all_positions = np.array([*positions, *new], dtype=np.int32)
+    _, made = reference.over(past, encoding.token_ids, all_positions, all_positions <= new[:, np.newaxis])
+    return [made[index] for index in encoding.keep]
+
+
+__all__ = ["ROOT", "Reference", "expected_logits", "guaranteed", "isolated", "jointly", "served_logits"]

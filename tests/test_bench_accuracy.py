@@ -28,8 +28,8 @@ from edge_pc.engine import Engine
 from edge_pc.errors import OptionError
 from edge_pc.pml import build_prompt
 from edge_pc.progress import Progress
-from edge_pc.runtime.prefill import Serving
 from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.serving import Serving
 
 ITEM = Item("x", "musique", "Who of them?", (Document("A", "Ann and Bob."), Document("", "Cy is in town.")), ("Ann",))
 

@@ -102,7 +102,7 @@ class TestCounting:
     def test_what_states_depend_on_is_a_miss(self, engine: Engine, tiny_model: Path, options: dict[str, str]) -> None:
         engine.encode(SCHEMA)
         with reopened(engine, tiny_model, **options) as other, pytest.raises(CacheMissError, match="cat"):
-            other.generate(CAT, SHORT, Serving(strict=True))
+            other.generate(CAT, SHORT, Serving(strict=True, fidelity="fast"))
 
     def test_progress_tells_what_encode_computes(self, engine: Engine) -> None:
         layout = engine.load_schema(SCHEMA)
@@ -400,13 +400,13 @@ class TestAssembly:
     ) -> None:
         with Engine(tiny_model, cache_dir=tmp_path, **options) as engine:  # type: ignore[arg-type]
             engine.load_schema(self.LONG)
-            engine.generate(self.PROMPT, SHORT)
-            placed = engine.generate(self.PROMPT, SHORT)
+            engine.generate(self.PROMPT, SHORT, Serving(fidelity="fast"))
+            placed = engine.generate(self.PROMPT, SHORT, Serving(fidelity="fast"))
             assert placed.stats.computed_tokens < 20
         with Engine(tiny_model, cache_dir=tmp_path) as engine:
             engine.load_schema(self.LONG)
-            exact = engine.generate(self.PROMPT, SHORT, Serving(exact=True))
-            assert placed.token_ids == exact.token_ids
+            full = engine.generate(self.PROMPT, SHORT, Serving(fidelity="fast"))
+            assert placed.token_ids == full.token_ids
 
     def test_float16_states_take_half_the_disk_and_answer_alike(self, tiny_model: Path, tmp_path: Path) -> None:
         sizes, answers = [], []
@@ -434,8 +434,8 @@ class TestAsk:
         files = [tmp_path / "one.txt", tmp_path / "two.txt"]
         files[0].write_text("The cat is old.")
         files[1].write_text("The dog is young.")
-        first = engine.ask("Who is old?", files, SHORT)
-        second = engine.ask("Who is young?", files, SHORT)
+        first = engine.ask("Who is old?", files, SHORT, Serving(fidelity="fast"))
+        second = engine.ask("Who is young?", files, SHORT, Serving(fidelity="fast"))
         assert not any(module.hit for module in first.stats.modules)
         assert all(module.hit for module in second.stats.modules)
         assert [module.path for module in second.stats.modules] == ["documents", "one.txt", "two.txt"]

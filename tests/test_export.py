@@ -189,13 +189,16 @@ def test_linear_scaling_and_factors_of_a_gguf(tiny_gguf: Path, tmp_path: Path) -
     from edge_pc.export.gguf_reader import read_gguf
     from edge_pc.models.gguf_file import GGUFFile
 
+    def found(path: Path) -> tuple[float, ...]:
+        return read_gguf(GGUFFile(path)).config.rotary.frequencies
+
+    plain = np.array(tiny.frequencies(TinyModel()))
     scaled = tiny.write_gguf(tmp_path / "a.gguf", TinyModel(rope_scaling={"rope_type": "linear", "factor": 4.0}))
-    factors = read_gguf(GGUFFile(scaled)).config.rope_frequency_factors
-    np.testing.assert_array_equal(factors, np.full(8, 4, np.float32))
+    np.testing.assert_allclose(found(scaled), plain / 4, rtol=1e-12)
     own = np.linspace(1, 8, 8, dtype=np.float32)
     changed = change_gguf(scaled, tmp_path / "b.gguf", lambda _, tensors: tensors.update({"rope_freqs.weight": own}))
-    np.testing.assert_allclose(read_gguf(GGUFFile(changed)).config.rope_frequency_factors, own * 4)
-    assert read_gguf(GGUFFile(tiny_gguf)).config.rope_frequency_factors is None
+    np.testing.assert_allclose(found(changed), plain / 4 / own, rtol=1e-12)
+    np.testing.assert_allclose(found(tiny_gguf), plain, rtol=1e-12)
 
 
 def bos_id(source: Path, tmp_path: Path, pre: str, add_bos: bool | None) -> int | None:
@@ -370,7 +373,7 @@ def no_end(fields: dict[str, Any], _: dict[str, Any]) -> None:
         (set_field("general.architecture", "mamba"), "'mamba' is not supported, only 'llama'"),
         (set_field("llama.logit_scale", 2.0), r"llama.logit_scale = 2\.0 is not supported"),
         (set_field("llama.expert_count", 8), "0 of 8 experts, .* are used"),
-        (set_field("llama.rope.scaling.type", "yarn"), "'yarn' is not supported"),
+        (set_field("llama.rope.scaling.type", "yarn"), "not supported: the rotary scaling 'yarn' is not known"),
         (set_field("llama.rope.dimension_count", 8), "only 8 of each head's 16 dimensions"),
         (set_field("llama.attention.head_count_kv", 3), "cannot share 3 KV heads"),
         (set_field("llama.block_count", 3), "9 tensors are missing: layers.2.attn_norm"),

@@ -24,7 +24,9 @@ def test_spec(tiny_gguf: Path) -> None:
     assert (spec.layers, spec.heads, spec.kv_heads, spec.head_dim) == (2, 4, 2, 16)
     assert spec.vocab_size == len(tiny.vocabulary()[0])
     assert spec.max_positions == model.max_positions
-    assert spec.position == RotaryEncoding(base=model.rope_base, dims=model.head_dim, interleaved=True)
+    assert isinstance(spec.position, RotaryEncoding)
+    assert spec.position.interleaved
+    np.testing.assert_allclose(spec.position.frequencies, tiny.frequencies(model), rtol=1e-12)
     assert spec.special_tokens["eos_token"] == tiny.EOS
     assert spec.fingerprint == fingerprint_of(tiny_gguf)
 

@@ -75,6 +75,42 @@ def test_what_was_dropped_leaves_no_trace(backend: OnnxBackend, context: OnnxCon
     np.testing.assert_array_equal(context.append(run(position, 230)).logits, full_logits(backend, 230))
 
 
+def test_computed_cells_take_the_place_of_stored_ones(backend: OnnxBackend, context: OnnxContext) -> None:
+    """Cells that were encoded with nothing before them, all computed again, are those of full prefill."""
+    apart = encoded(backend, 100, 180)
+    plan = run(100, 200, (encoded(backend, 0, 100), apart))
+    for again in range(2):
+        result = context.prefill(plan)
+        np.testing.assert_allclose(result.logits, full_logits(backend, 200), atol=1e-4)
+        assert result.computed_tokens == 100
+        after = context.decode(7, 200)
+        context.prefill(run(0, 200))
+        np.testing.assert_allclose(after, context.decode(7, 200), atol=1e-4, err_msg=f"time {again}")
+
+
+def test_some_computed_cells(backend: OnnxBackend, context: OnnxContext) -> None:
+    """The same as without the cells whose place they take."""
+    apart = encoded(backend, 100, 180)
+    some = np.array([100, 101, 130, 131, 150, 179, *range(180, 200)], dtype=np.int32)
+    first = encoded(backend, 0, 100)
+    whole = context.prefill(Plan((first, apart), IDS[some], some)).logits
+    left = [Span(apart.states, start, stop) for start, stop in ((2, 30), (32, 50), (51, 79))]
+    cut = context.prefill(Plan((first, *left), IDS[some], some)).logits
+    np.testing.assert_allclose(whole, cut, atol=1e-4)
+    assert np.abs(whole - context.prefill(Plan((first, apart), IDS[180:200], some[-20:])).logits).max() > 1e-2
+
+
+def test_attention_is_that_of_the_run(backend: OnnxBackend, context: OnnxContext) -> None:
+    first, apart = encoded(backend, 0, 100), encoded(backend, 100, 180)
+    weights = context.attention(run(180, 200, (apart, first)))
+    assert weights.shape == (180,)
+    assert weights.sum() == pytest.approx(1, abs=1e-4)
+    in_order = context.attention(run(180, 200, (first, apart)))
+    np.testing.assert_allclose(weights, np.concatenate([in_order[100:], in_order[:100]]), atol=1e-6)
+    logits = context.prefill(run(180, 200, (first, apart))).logits
+    np.testing.assert_array_equal(logits, context.prefill(run(180, 200, (first, apart))).logits)
+
+
 def test_one_new_token_alone(backend: OnnxBackend, context: OnnxContext) -> None:
     result = context.prefill(run(100, 101, (encoded(backend, 0, 100),)))
     np.testing.assert_array_equal(result.logits, full_logits(backend, 101))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jointly
+from reference import ROOT, Reference, expected_logits, guaranteed, isolated, jointly, served_logits
 
 from edge_pc import Engine, Sampling, Serving
 from edge_pc.compose.laid_out import LaidOut
@@ -71,8 +71,18 @@ def first_logits(engine: Engine, prompt: str, *, exact: bool = False) -> Any:
 
 
 def check(engine: Engine, reference: Reference, prompt: str, sees: Any, **extra: Any) -> None:
-    at_least = 2 if engine.backend.name == "onnx" else 1  # chunks.py
-    wanted = expected_logits(reference, laid_out(engine, prompt), sees, at_least=at_least, **extra)
+    close(
+        engine, prompt, expected_logits(reference, laid_out(engine, prompt), sees, at_least=at_least(engine), **extra)
+    )
+
+
+def at_least(engine: Engine) -> int:
+    """How many cells are computed for a prompt at least (chunks.py)."""
+    return 2 if engine.backend.name == "onnx" else 1
+
+
+def close(engine: Engine, prompt: str, wanted: Any) -> None:
+    """The prompt's logits, as served, are `wanted`."""
     for _ in range(2):  # a miss, then a hit
         for exact in (False, True):
             got = first_logits(engine, prompt, exact=exact)
@@ -153,13 +163,16 @@ class TestGuaranteedContext:
         self, make_engine: MakeEngine, reference: Reference, prompt: str
     ) -> None:
         engine = make_engine(encoding="neutral")
-        layout = engine.load_schema(TRIP)
-        stand_ins: dict[str, list[tuple[int, int]]] = {}
-        for encoding in laid_out(engine, prompt).encodings:
-            before = encoding.position_ids < encoding.kept_position_ids[0]
-            cells = zip(encoding.position_ids[before], encoding.token_ids[before], strict=True)
-            stand_ins[encoding.paths[0]] = [(int(position), int(token)) for position, token in cells]
-        check(engine, reference, prompt, guaranteed(layout), placeholders=stand_ins)
+        engine.load_schema(TRIP)
+        close(engine, prompt, served_logits(reference, laid_out(engine, prompt), at_least=at_least(engine)))
+
+    @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+    def test_gaps_can_be_closed(self, make_engine: MakeEngine, reference: Reference, prompt: str) -> None:
+        engine = make_engine(encoding="neutral", tail="packed")
+        engine.load_schema(TRIP)
+        packed = laid_out(engine, prompt)
+        assert packed.computed_plan().position_ids.tolist() == list(range(packed.tokens))
+        close(engine, prompt, served_logits(reference, packed, at_least=at_least(engine)))
 
     def test_isolated_keeps_the_papers_rule(self, make_engine: MakeEngine, reference: Reference) -> None:
         engine = make_engine(encoding="isolated")
@@ -270,7 +283,9 @@ class TestExactness:
         engine = make_engine()
         engine.load_schema(self.ONE.format(before=texts[0], after=texts[1]))
         for free_text in ("", "Who is it?", "x"):
-            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(exact=exact))
+            compared = engine.compare(
+                f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(fidelity="full" if exact else "fast")
+            )
             assert compared.max_abs_logit_diff == 0.0, "one module is a single span, exact in either mode"
 
     def test_one_module_in_a_chat(self, make_engine: MakeEngine) -> None:
@@ -279,7 +294,7 @@ class TestExactness:
             '<schema name="s"><system>You are a poet.</system><user>Read this: <module name="a">A cat.</module></user>'
             "<assistant>I have read it, and I am ready.</assistant></schema>"
         )
-        compared = engine.compare('<prompt schema="s"><a/><user>Who?</user></prompt>', Serving(exact=True))
+        compared = engine.compare('<prompt schema="s"><a/><user>Who?</user></prompt>', Serving(fidelity="full"))
         assert compared.max_abs_logit_diff == 0.0
 
     def test_a_scaffold_with_all_its_modules(self, make_engine: MakeEngine) -> None:
@@ -288,7 +303,7 @@ class TestExactness:
             '<schema name="s">Read. <scaffold name="x"><module name="a">A cat.</module> then <module name="b">A dog.'
             "</module></scaffold> And now answer all that I ask of you.</schema>"
         )
-        compared = engine.compare('<prompt schema="s"><a/><b/>Who?</prompt>', Serving(exact=True))
+        compared = engine.compare('<prompt schema="s"><a/><b/>Who?</prompt>', Serving(fidelity="full"))
         assert compared.max_abs_logit_diff == 0.0
 
     @pytest.mark.parametrize("words", [1, 2, 126, 127, 128, 129, 130, 256, 257, 500])
@@ -297,7 +312,7 @@ class TestExactness:
         engine = make_engine()
         engine.load_schema(f'<schema name="s"><module name="a">{"?" * words}</module></schema>')
         for free_text in ("?", "?" * 127, "?" * 129):
-            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(exact=True))
+            compared = engine.compare(f'<prompt schema="s"><a/>{free_text}</prompt>', Serving(fidelity="full"))
             assert compared.max_abs_logit_diff == 0.0
 
     def test_encoded_parts_of_one_text_are_exact(self, make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -305,7 +320,7 @@ class TestExactness:
         engine = make_engine()
         file = tmp_path / "long.txt"
         file.write_text("\n\n".join(f"The cat of house {n}." for n in range(40)))
-        compared = engine.compare_ask("Who?", [file], Serving(exact=True))
+        compared = engine.compare_ask("Who?", [file], Serving(fidelity="full"))
         assert compared.max_abs_logit_diff == 0.0
 
 

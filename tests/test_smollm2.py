@@ -30,7 +30,7 @@ ASK_ONE = '<prompt schema="one"><text/><user>When does the bell ring?</user></pr
 @pytest.mark.parametrize("exact", [True, False])
 def test_one_module_equals_full_prefill_exactly(engine: Engine, exact: bool) -> None:
     engine.load_schema(ONE_MODULE)
-    assert engine.compare(ASK_ONE, Serving(exact=exact)).max_abs_logit_diff == 0.0
+    assert engine.compare(ASK_ONE, Serving(fidelity="full" if exact else "fast")).max_abs_logit_diff == 0.0
 
 
 def test_a_scaffold_equals_full_prefill_exactly(engine: Engine) -> None:
@@ -39,7 +39,7 @@ def test_a_scaffold_equals_full_prefill_exactly(engine: Engine) -> None:
         f'<schema name="joint">Read this. <scaffold name="all">{members}</scaffold> Then answer.</schema>'
     )
     imports = "".join(f"<{name}/>" for name in NAMES)
-    compared = engine.compare(f'<prompt schema="joint">{imports} Who has a dog?</prompt>', Serving(exact=True))
+    compared = engine.compare(f'<prompt schema="joint">{imports} Who has a dog?</prompt>', Serving(fidelity="full"))
     assert compared.max_abs_logit_diff == 0.0
 
 

@@ -14,14 +14,15 @@ from edge_pc import Engine, Sampling
 from edge_pc.errors import ModelError
 from edge_pc.models import hashes
 from edge_pc.models.hashes import content_hash, remembered_hashes
-from edge_pc.models.positions import AlibiEncoding, LearnedEncoding, PositionEncoding, RotaryEncoding
+from edge_pc.models.positions import AlibiEncoding, LearnedEncoding, OpaqueEncoding, PositionEncoding, RotaryEncoding
 from edge_pc.models.registry import export_folder
 from edge_pc.models.spec import ModelSpec, read_spec
 
 ENCODINGS = [
-    RotaryEncoding(base=10000.0, dims=64, interleaved=True, scaling={"type": "linear", "factor": 4.0}),
+    RotaryEncoding(frequencies=(1.0, 0.1, 1 / 3), interleaved=True),
     AlibiEncoding(max_bias=8.0),
     LearnedEncoding(positions=2048, offset=2),
+    OpaqueEncoding("nobody knows"),
 ]
 
 
@@ -62,19 +63,28 @@ def test_every_position_encoding_comes_back(position: PositionEncoding, tmp_path
     ("values", "message"),
     [
         (
-            {"format": 1},
-            r"format 1, expected 2: another version.*hint: export the model again: edge-pc export MODEL -o",
+            {"format": 2},
+            r"format 2, expected 3: another version.*hint: export the model again: edge-pc export MODEL -o",
         ),
-        ({"format": None}, "has format None, expected 2"),
+        ({"format": None}, "has format None, expected 3"),
         ({"layers": "2"}, "layers is '2', expected a whole number from 1 to 512"),
         ({"kv_heads": None}, "kv_heads is missing"),
         ({"max_positions": 2**40}, "max_positions is 1099511627776, expected a whole number"),
         ({"eos_ids": [1, "2"]}, "eos_ids is .*, expected a list whose items are each a whole number"),
         ({"special_tokens": {"bos_token": 3}}, "bos_token is 3, expected text"),
-        ({"position": {"kind": "sinus"}}, "position encoding is 'sinus', expected one of rotary, alibi, learned"),
+        (
+            {"position": {"kind": "sinus"}},
+            "is 'sinus', expected one of rotary, alibi, learned, opaque",
+        ),
         ({"position": {"kind": []}}, r"position encoding is \[\], expected one of"),
         ({"position": {"kind": "alibi", "max_bias": "x"}}, "position.max_bias is 'x', expected a number"),
         ({"position": {"kind": "learned"}}, "position.positions is missing"),
+        (
+            {"position": {"kind": "rotary", "frequencies": [1, "x"], "interleaved": True}},
+            r"position.frequencies is \[1, 'x'\], expected a list whose items are each a number",
+        ),
+        ({"position": {"kind": "rotary", "frequencies": [0.0], "interleaved": True}}, r"\[0.0\], expected a list"),
+        ({"position": {"kind": "opaque", "fixed": 3}}, "position.fixed is 3, expected text"),
         ({"files": []}, r"files is \[\], expected an object"),
     ],
 )

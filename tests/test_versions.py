@@ -22,7 +22,7 @@ SCHEMA = """<schema name="pets">You know pets.
 <module name="dog">The dog runs in the wood, and in the house.</module>
 <module name="cow">The cow stands in the field, and looks at the {what}.</module></schema>"""
 SHORT = Sampling(max_tokens=4)
-EXACT = Serving(exact=True)
+FAST = Serving(fidelity="fast")
 
 
 @pytest.fixture(params=["onnx", pytest.param("llamacpp", marks=needs_llamacpp)])
@@ -38,7 +38,7 @@ def prompt(*names: str) -> str:
 
 
 def exact(engine: Engine, *names: str) -> dict[str, bool]:
-    modules = engine.generate(prompt(*names), SHORT).stats.modules
+    modules = engine.generate(prompt(*names), SHORT, FAST).stats.modules
     assert all(module.hit for module in modules)
     return {module.path: module.exact for module in modules if module.path != "pets"}
 
@@ -46,21 +46,21 @@ def exact(engine: Engine, *names: str) -> dict[str, bool]:
 class TestExactVersions:
     def test_a_selection_that_comes_back_equals_full_prefill(self, engine: Engine) -> None:
         names = ("cat", "dog", "cow")
-        assert engine.compare(prompt(*names), EXACT).max_abs_logit_diff > 0
+        assert engine.compare(prompt(*names), FAST).max_abs_logit_diff > 0
         for _ in range(2):
-            engine.generate(prompt(*names), SHORT)
+            engine.generate(prompt(*names), SHORT, FAST)
         assert exact(engine, *names) == {"cat": True, "dog": False, "cow": False}
         (report,) = engine.refine()
         assert report.encoded == ("dog", "cow")
         assert exact(engine, *names) == {"cat": True, "dog": True, "cow": True}
-        assert engine.compare(prompt(*names), EXACT).max_abs_logit_diff == 0
+        assert engine.compare(prompt(*names), FAST).max_abs_logit_diff == 0
 
     def test_the_first_modules_of_a_longer_selection_are_exact(self, engine: Engine) -> None:
         engine.generate(prompt("cat", "dog"), SHORT)
         engine.refine(uses=1)
-        engine.generate(prompt("cat", "dog", "cow"), SHORT)
+        engine.generate(prompt("cat", "dog", "cow"), SHORT, FAST)
         assert exact(engine, "cat", "dog", "cow") == {"cat": True, "dog": True, "cow": False}
-        engine.generate(prompt("dog"), SHORT)
+        engine.generate(prompt("dog"), SHORT, FAST)
         assert exact(engine, "dog") == {"dog": False}, "another selection has another version"
 
     def test_once_is_not_enough(self, engine: Engine) -> None:
@@ -83,12 +83,13 @@ class TestExactVersions:
         for value in ("Rome", "Oslo"):
             engine.generate(f'<prompt schema="trip"><a/><b x="{value}"/><c/>When?</prompt>', SHORT)
             engine.refine(uses=1)
-        modules = engine.generate('<prompt schema="trip"><a/><b x="Bern"/><c/>When?</prompt>', SHORT).stats.modules
+        result = engine.generate('<prompt schema="trip"><a/><b x="Bern"/><c/>When?</prompt>', SHORT, FAST)
+        modules = result.stats.modules
         assert [(module.path, module.exact) for module in modules] == [("a", True), ("b", False), ("c", False)]
 
     def test_a_prompt_ends_refining(self, engine: Engine) -> None:
         for names in (("cat", "dog"), ("cat", "dog", "cow"), ("dog", "cow")):
-            engine.generate(prompt(*names), SHORT)
+            engine.generate(prompt(*names), SHORT, FAST)
         reached, answered = threading.Event(), threading.Event()
 
         def wait_for_the_prompt(_: object) -> None:
@@ -123,14 +124,12 @@ class TestNeutralText:
         after = {e.paths: e.key for e in engine.lay_out(prompt("dog", "cow")).encodings}
         assert before == after
 
-    def test_it_fills_only_positions_of_modules_that_may_be_absent(self, engine: Engine) -> None:
+    def test_it_stands_only_where_modules_may_be_absent(self, engine: Engine) -> None:
         layout = engine.load_schema(SCHEMA.format(what="moon"))
         cat, dog = (engine.composer.schema(layout.schema).encodings.single(name) for name in ("cat", "dog"))
         assert len(cat.token_ids) == cat.tokens, "the schema's own text stands before it"
-        room = layout.modules["dog"].start - int(layout.modules[""].position_ids[-1]) - 1
-        whole = len(engine.tokenizer.encode(neutral_text()))
-        assert len(dog.token_ids) - dog.tokens == min(room, whole)
-        assert 0 < room < whole
+        assert len(dog.token_ids) - dog.tokens == len(engine.tokenizer.encode(neutral_text()))
+        assert dog.position_ids[0] == layout.modules["cat"].start, "it stands right after the schema's own text"
 
     def test_the_older_rules_stay(self, tiny_model: Path, tmp_path: Path) -> None:
         keys = set()

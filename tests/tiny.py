@@ -61,10 +61,14 @@ def config(model: TinyModel) -> LlamaConfig:
         vocab_size=len(vocabulary()[0]),
         max_positions=model.max_positions,
         norm_epsilon=1e-5,
-        rotary=RotaryEncoding(base=model.rope_base, dims=model.head_dim, interleaved=False),
-        rope_frequency_factors=None,
+        rotary=RotaryEncoding(frequencies(model), interleaved=False),
         tied_embeddings=model.tied_embeddings,
     )
+
+
+def frequencies(model: TinyModel) -> tuple[float, ...]:
+    """Radians a position of each pair of dimensions, without scaling."""
+    return tuple(model.rope_base ** (-pair / model.head_dim) for pair in range(0, model.head_dim, 2))
 
 
 @cache

@@ -2,15 +2,16 @@
 
 The arena is one anonymous mapping, seen by numpy and by ONNX Runtime alike: `[layers, 2, kv_heads, capacity, head_dim]`
 float32. Mapping puts the pages of a module's file over the arena's own (`MAP_FIXED | MAP_PRIVATE`), so that nothing is
-copied, prompts and processes share the pages, and a write never reaches the file.
+copied, prompts and processes share the pages, and a write never reaches the file. What is moved to other positions than
+it was encoded at is always copied, its keys rotated on the way.
 
 Cells are placed in position order, from slot 0 on, spans before the run. A file stores a cell at position p in a row
 congruent to p modulo the tokens of a page, so where a prompt leaves no gap, the pages of all its files fit the arena's,
 and only the few rows before a file's first whole page are copied. After a gap they fit by chance only; then a few cells
 of the piece's end are put before its first, unless the order must be exact.
 
-Invariant: no cell of a piece that counts as placed is ever written to. What the last prompt placed can therefore stay,
-and the next prompt only replaces what differs.
+Invariant: no cell of a piece that can serve again is ever written to. What the last prompt placed can therefore stay,
+and the next prompt only replaces what differs. Of a piece with cells that were computed again (`hide`), nothing stays.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, KVStates, Span
 from edge_pc.backends.onnx.layout import PagedLayout
+from edge_pc.backends.onnx.pieces import Piece, Placed, any_mapped, common_prefix, in_position_order, mappable
 from edge_pc.errors import ContextLengthError, StatesError
+from edge_pc.models.positions import PositionEncoding
+from edge_pc.models.rotation import rotate
+from edge_pc.system.cpu import allowed_cpus
 from edge_pc.system.pages import can_map, map_over
 
 # Mapping costs a system call per layer, K/V and head whatever the length; copying costs per byte, and a page fault per
@@ -36,58 +42,8 @@ from edge_pc.system.pages import can_map, map_over
 MAP_FROM_TOKENS_WARM = 384
 MAP_FROM_TOKENS_FRESH = 32
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Cells `[start, stop)` of stored states, placed from `slot` on."""
-
-    states: KVStates
-    start: int
-    stop: int
-    slot: int
-    mapped: bool = False
-
-    @property
-    def tokens(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def end(self) -> int:
-        """The slot after its last cell."""
-        return self.slot + self.tokens
-
-    def before(self, slot: int) -> Piece:
-        """What of it lies before `slot`."""
-        return replace(self, stop=self.start + min(max(slot - self.slot, 0), self.tokens))
-
-    def same_as(self, other: Piece) -> bool:
-        """Whether `other` puts the same cells in the same place: the same states object, so the same opened file."""
-        mine = (self.start, self.stop, self.slot)
-        return self.states is other.states and mine == (other.start, other.stop, other.slot)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """A piece that lies in the arena, and the parts that it was copied and mapped in."""
-
-    piece: Piece
-    parts: Sequence[Piece]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether its cells lie in the order of their positions."""
-        return all(mine.stop == following.start for mine, following in zip(self.parts, self.parts[1:], strict=False))
-
-    def serves(self, wanted: Piece, exact: bool) -> bool:
-        """Whether the piece can stay for `wanted`: however it came there, unless the order of its cells matters."""
-        return self.piece.same_as(wanted) and (not exact or self.in_order)
-
-    def before(self, slot: int) -> Placed:
-        """What of it lies before `slot`. Cells out of order that are cut are those of no piece any more."""
-        if slot >= self.piece.end:
-            return self
-        parts = [part for part in (part.before(slot) for part in self.parts) if part.tokens]
-        return Placed(self.piece.before(slot if self.in_order else self.piece.slot), parts)
+# Instead of the position of a cell that no token sees.
+HIDDEN = np.iinfo(np.int32).max
 
 
 class Arena:
@@ -95,6 +51,7 @@ class Arena:
 
     Args:
         layout: of the states that are placed.
+        position: how the model encodes positions: keys that are moved must be rotated.
         capacity: cells; rounded up so that each head's row starts on a page.
         assembly: `map`, `copy`, or `auto`: whichever is faster for each span.
 
@@ -104,8 +61,10 @@ class Arena:
         cells: slots in use, from 0 on.
     """
 
-    def __init__(self, layout: PagedLayout, capacity: int, assembly: str = "auto") -> None:
+    def __init__(self, layout: PagedLayout, position: PositionEncoding, capacity: int, assembly: str = "auto") -> None:
         self._layout = layout
+        self._position = position
+        self._copiers = ThreadPoolExecutor(allowed_cpus())
         self.capacity = layout.padded(capacity)
         self._token_bytes = layout.head_dim * 4
         self._row_bytes = self.capacity * self._token_bytes
@@ -131,20 +90,20 @@ class Arena:
             exact: strictly in position order, so that sums are added up as in full prefill.
 
         Raises:
-            StatesError: a file was cut short since it was opened, or a span is moved from where it was encoded.
+            StatesError: a file was cut short since it was opened, or a span is moved and the model does not allow it.
             ContextLengthError: there is no room for them.
         """
         pieces = in_position_order(spans, first_slot=0)
         self._require_room(pieces[-1].end if pieces else 0)
-        kept = _common_prefix(self._placed, pieces, exact)
+        kept = common_prefix(self._placed, pieces, exact)
         replaced = self._placed[kept:]
         del self._placed[kept:]  # first: what an interrupt leaves half replaced must not count as placed
         self.cells = self._placed_cells()
-        if not kept and _any_mapped(replaced):
+        if not kept and any_mapped(replaced):
             self._drop_pages()
         self._unmap(part for placed in replaced for part in placed.parts)
         added = [Placed(piece, self._parts(piece, exact)) for piece in pieces[kept:]]
-        if not kept and _any_mapped(added):
+        if not kept and any_mapped(added):
             self._drop_pages()
         return self._add(added)
 
@@ -168,6 +127,41 @@ class Arena:
         self._written = max(self._written, self.cells)
         return slots
 
+    def hide(self, position_ids: IntArray) -> IntArray:
+        """Hide the cells at `position_ids`, which are computed again: no token sees them; returns their positions, by
+        slot. `settle` ends that."""
+        hidden = np.flatnonzero(np.isin(self.position_ids[: self.cells], position_ids))
+        positions: IntArray = self.position_ids[hidden]
+        self.position_ids[hidden] = HIDDEN
+        slots = [(placed.piece.slot, placed.piece.end) for placed in self._placed]
+        changed = [bool(np.any((hidden >= start) & (hidden < end))) for start, end in slots]
+        self._placed = [replace(p, changed=p.changed or now) for p, now in zip(self._placed, changed, strict=True)]
+        return positions
+
+    def settle(self, hidden_position_ids: IntArray, first: int) -> None:
+        """Put cells that were computed into slots from `first` on in the place of those that `hide` hid."""
+        hidden = np.flatnonzero(self.position_ids[:first] == HIDDEN)
+        computed = np.arange(first, self.cells)
+        source = first + np.searchsorted(self.position_ids[computed], hidden_position_ids)
+        rest = np.setdiff1d(computed, source)
+        slots = np.concatenate([hidden, np.arange(first, first + len(rest))])
+        cells = np.concatenate([source, rest])
+        for array in (self.token_ids, self.position_ids):
+            array[slots] = array[cells]
+        for row in self.kv.reshape(-1, self.capacity, self.kv.shape[-1]):
+            row[slots] = row[cells]
+        self.cells = first + len(rest)
+
+    def forget(self, slot: int) -> None:
+        """Forget the cells from `slot` on."""
+        placed, self._placed = self._placed, []
+        for each in placed:
+            for part in each.parts:
+                if part.mapped and part.end > slot:
+                    self._unmap([self._pages_from(part, slot)])
+        self._placed = [cut for cut in (each.before(slot) for each in placed) if cut.parts]
+        self.cells = slot
+
     def truncate(self, position_id: int) -> None:
         """Drop the cells at `position_id` and after it; the others stay in their order."""
         stay = self.position_ids[: self.cells] < position_id
@@ -177,7 +171,7 @@ class Arena:
         # Cells of a piece whose end was put before its start may lie after cells that go.
         moved = first + np.flatnonzero(stay[first:])
         kv, token_ids, position_ids = self.kv[:, :, :, moved], self.token_ids[moved], self.position_ids[moved]
-        self._cut(first)
+        self.forget(first)
         self.kv[:, :, :, self.take(token_ids, position_ids)] = kv
 
     def trim(self, keep: int) -> None:
@@ -213,16 +207,6 @@ class Arena:
         self._written = max(self._written, self.cells)
         return self.cells - before
 
-    def _cut(self, slot: int) -> None:
-        """Forget the cells from `slot` on."""
-        placed, self._placed = self._placed, []
-        for each in placed:
-            for part in each.parts:
-                if part.mapped and part.end > slot:
-                    self._unmap([self._pages_from(part, slot)])
-        self._placed = [cut for cut in (each.before(slot) for each in placed) if cut.parts]
-        self.cells = slot
-
     def _pages_from(self, part: Piece, slot: int) -> Piece:
         """The pages of a mapped part that lie wholly from `slot` on."""
         skipped = min(self._layout.padded(max(slot - part.slot, 0)), part.tokens)
@@ -237,6 +221,8 @@ class Arena:
     def _parts(self, piece: Piece, exact: bool) -> list[Piece]:
         """The piece cut into what is copied and what is mapped."""
         states, start, stop, slot = piece.states, piece.start, piece.stop, piece.slot
+        if piece.shift:
+            return [piece]
         page = self._layout.page_tokens
         shift = (self._row(states, start) - slot) % page
         head = -(slot + shift) % page
@@ -263,14 +249,28 @@ class Arena:
                 _check_whole(piece.states, piece.states.path.stat().st_size)
         slots = slice(piece.slot, piece.end)
         rows = slice(self._row(piece.states, piece.start), self._row(piece.states, piece.stop))
-        self.kv[:, :, :, slots] = piece.states.array[:, :, :, rows]
+        if piece.shift:
+            self._copy_moved(piece, slots, rows)
+        else:
+            self.kv[:, :, :, slots] = piece.states.array[:, :, :, rows]
         self._name(piece)
+
+    def _copy_moved(self, piece: Piece, slots: slice, rows: slice) -> None:
+        """Copy a piece to other positions than it was encoded at: its keys are rotated on the way, layer by layer."""
+
+        def copy(layer: int) -> None:
+            stored, arena = piece.states.array[layer, :, :, rows], self.kv[layer, :, :, slots]
+            arena[1] = stored[1]
+            for keys, out in zip(stored[0], arena[0], strict=True):
+                rotate(keys, self._position, piece.shift, out)
+
+        list(self._copiers.map(copy, range(self._layout.layers)))
 
     def _name(self, piece: Piece) -> None:
         """Note which cells lie in a piece's slots."""
         slots, cells = slice(piece.slot, piece.end), slice(piece.start, piece.stop)
         self.token_ids[slots] = piece.states.token_ids[cells]
-        self.position_ids[slots] = piece.states.position_ids[cells]
+        self.position_ids[slots] = piece.states.position_ids[cells] + np.int32(piece.shift)
 
     def _map(self, piece: Piece) -> bool:
         """Map the piece; False when the system refuses, as beyond `vm.max_map_count` mappings."""
@@ -308,51 +308,10 @@ class Arena:
         return range(0, self.kv.nbytes, self._row_bytes)
 
 
-def mappable(states: KVStates) -> bool:
-    """Whether the states lie in a file, in the arena's own dtype, from a page's start on."""
-    return states.path is not None and states.array.dtype == np.float32 and states.offset % mmap.PAGESIZE == 0
-
-
 def _check_whole(states: KVStates, file_bytes: int) -> None:
     """Refuse a file that was cut short since it was opened: a page after its end kills the process that touches it."""
     if file_bytes < states.offset + states.array.nbytes:
         raise StatesError(f"{states.path} was cut short while it was in use")
-
-
-def in_position_order(spans: Sequence[Span], *, first_slot: int) -> list[Piece]:
-    """The spans, one after the other by position from `first_slot` on, cut where another's cells lie between theirs.
-
-    Raises:
-        StatesError: a span is moved from where it was encoded.
-    """
-    if not spans:
-        return []
-    if any(span.shift for span in spans):
-        raise StatesError("the ONNX Runtime backend cannot place states at other positions than their own")
-    owner = np.repeat(np.arange(len(spans)), [span.tokens for span in spans])
-    cell = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-    order = np.argsort(np.concatenate([span.position_ids for span in spans]), kind="stable")
-    owner, cell = owner[order], cell[order]
-    starts = np.flatnonzero(np.diff(owner, prepend=-1) | (np.diff(cell, prepend=-1) - 1))
-    stops = np.append(starts[1:], len(cell))
-    return [
-        Piece(spans[owner[a]].states, int(cell[a]), int(cell[b - 1]) + 1, slot=first_slot + int(a))
-        for a, b in zip(starts, stops, strict=True)
-    ]
-
-
-def _common_prefix(placed: Sequence[Placed], wanted: Sequence[Piece], exact: bool) -> int:
-    """How many pieces from the first on can stay."""
-    count = 0
-    for mine, theirs in zip(placed, wanted, strict=False):
-        if not mine.serves(theirs, exact):
-            break
-        count += 1
-    return count
-
-
-def _any_mapped(placed: Iterable[Placed]) -> bool:
-    return any(part.mapped for each in placed for part in each.parts)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

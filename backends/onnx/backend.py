@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import DecodeStep, IntArray, Logits, OnTokens, Plan, Prefill
 from edge_pc.backends.onnx.arena import Arena
+from edge_pc.backends.onnx.attention import MAX_QUERIES, mean_attention
 from edge_pc.backends.onnx.chunks import chunks, with_companion, with_last_cell
 from edge_pc.backends.onnx.entry import OnnxOptions
 from edge_pc.backends.onnx.forward import Forward, open_session
@@ -70,7 +71,7 @@ class OnnxBackend:
                 if context.capacity >= capacity:
                     self._idle.remove(context)
                     return context
-        arena = Arena(self.kv_layout, capacity, self._assembly)
+        arena = Arena(self.kv_layout, self.spec.position, capacity, self._assembly)
         return OnnxContext(self, Forward(self._session, self.spec, arena), arena, self._running)
 
     def take_back(self, context: OnnxContext) -> None:
@@ -121,6 +122,24 @@ class OnnxContext:
             plan = self._with_last_present_cell(plan)
         return self._compute(plan, started, on_tokens)
 
+    def attention(self, plan: Plan) -> NDArray[np.float32]:
+        """Averaged over the plan's last tokens, all heads, and the layers whose queries the graph gives."""
+        self._arena.place(plan.spans, exact=plan.exact)
+        cells = self._arena.cells
+        token_ids, position_ids = plan.token_ids[-MAX_QUERIES:], plan.position_ids[-MAX_QUERIES:]
+        try:
+            with self._running:
+                queries = self._forward.queries(token_ids, position_ids)
+        finally:
+            self._arena.forget(cells)
+        keys = {layer: self._arena.kv[layer, 0, :, :cells] for layer in queries}
+        weights = mean_attention(queries, keys)
+        slots = np.argsort(self._arena.position_ids[:cells])  # a piece's cells may lie in another order
+        order = np.argsort(np.concatenate([span.position_ids for span in plan.spans]))
+        by_span = np.empty_like(weights)
+        by_span[order] = weights[slots]
+        return by_span
+
     def truncate(self, position_id: int) -> None:
         self._arena.truncate(position_id)
 
@@ -152,14 +171,18 @@ class OnnxContext:
         """Compute the run over what is placed; the logits are of its last token."""
         placed = time.perf_counter()
         first = self._arena.cells
+        hidden = self._arena.hide(plan.position_ids)
         for part in chunks(len(plan.token_ids)):
             with self._running:
                 logits = self._forward(plan.token_ids[part], plan.position_ids[part])
             if on_tokens:
                 on_tokens(part.stop - part.start)
+        computed = self._arena.cells - first
+        if len(hidden):
+            self._arena.settle(hidden, first)
         return Prefill(
             logits,
-            computed_tokens=self._arena.cells - first,
+            computed_tokens=computed,
             assembly_ms=(placed - started) * 1e3,
             forward_ms=(time.perf_counter() - placed) * 1e3,
         )

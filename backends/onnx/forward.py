@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 
+_QUERY = "query."  # begins the names of the outputs that are queries
+
 _FATAL, _WARNING = 4, 2  # ONNX Runtime's log levels
 
 _NO_BIAS: NDArray[np.float32] = np.zeros((1, 1, 1, 1), dtype=np.float32)
@@ -72,17 +74,38 @@ class Forward:
     def __init__(self, session: onnxruntime.InferenceSession, spec: ModelSpec, arena: Arena) -> None:
         self._session = session
         self._arena = arena
+        self._layers = spec.layers
         self._logits: Logits = np.zeros((1, spec.vocab_size), dtype=np.float32)
-        self._binding = session.io_binding()
-        for layer in range(spec.layers):
-            for index, part in enumerate(("key", "value")):
-                value = _ort_value(arena.kv[layer, index][np.newaxis])
-                self._binding.bind_ortvalue_input(f"past_key_values.{layer}.{part}", value)
-                self._binding.bind_ortvalue_output(f"present.{layer}.{part}", value)
+        self._binding = self._bound()
         self._binding.bind_ortvalue_output("logits", _ort_value(self._logits))
 
     def __call__(self, token_ids: IntArray, position_ids: IntArray) -> Logits:
         """Compute tokens after all present cells; returns a copy of the last one's logits, float32 `[vocab]`."""
+        self._run(self._binding, token_ids, position_ids)
+        logits: Logits = self._logits[0].copy()
+        return logits
+
+    def queries(self, token_ids: IntArray, position_ids: IntArray) -> dict[int, NDArray[np.float32]]:
+        """Compute tokens after all present cells; returns their queries, float32 `[n, heads × head_dim]`, by layer."""
+        names = [output.name for output in self._session.get_outputs() if output.name.startswith(_QUERY)]
+        binding = self._bound()
+        for name in names:
+            binding.bind_output(name)
+        self._run(binding, token_ids, position_ids)
+        values = binding.get_outputs()[-len(names) :]
+        return {int(name.removeprefix(_QUERY)): v.numpy()[0] for name, v in zip(names, values, strict=True)}
+
+    def _bound(self) -> Any:
+        """A binding of the arena, without other outputs."""
+        binding = self._session.io_binding()
+        for layer in range(self._layers):
+            for index, part in enumerate(("key", "value")):
+                value = _ort_value(self._arena.kv[layer, index][np.newaxis])
+                binding.bind_ortvalue_input(f"past_key_values.{layer}.{part}", value)
+                binding.bind_ortvalue_output(f"present.{layer}.{part}", value)
+        return binding
+
+    def _run(self, binding: Any, token_ids: IntArray, position_ids: IntArray) -> None:
         slots = self._arena.take(token_ids, position_ids)
         bias = self._bias(position_ids, slots)
         inputs: dict[str, NDArray[Any]] = {
@@ -95,10 +118,8 @@ class Forward:
         }
         values = {name: _ort_value(array) for name, array in inputs.items()}  # kept alive until the run is over
         for name, value in values.items():
-            self._binding.bind_ortvalue_input(name, value)
-        self._session.run_with_iobinding(self._binding)
-        logits: Logits = self._logits[0].copy()
-        return logits
+            binding.bind_ortvalue_input(name, value)
+        self._session.run_with_iobinding(binding)
 
     def _bias(self, position_ids: IntArray, slots: slice) -> NDArray[np.float32] | None:
         """What hides cells with larger positions, float32 `[1, 1, new, present]`; None when slots already do."""

@@ -91,7 +91,7 @@ def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tu
             prompts=0,
             tokens=tokens,
             dtype=layout.dtype,
-            states_bytes=sum(states_bytes(layout, encoding.kept_position_ids) for encoding in prompt.encodings),
+            states_bytes=sum(states_bytes(layout, encoding.encoded_position_ids) for encoding in prompt.encodings),
             file_bytes=sum(stat.st_size for stat in stats),
             disk_bytes=sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
         )

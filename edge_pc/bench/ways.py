@@ -23,7 +23,8 @@ from edge_pc.engine import Engine
 from edge_pc.errors import CacheMissError
 from edge_pc.runtime.compare import in_place_plan
 from edge_pc.runtime.encoder import Encoder
-from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
+from edge_pc.runtime.prefill import prefill_cached, prefill_full
+from edge_pc.runtime.serving import Serving
 from edge_pc.runtime.stats import PrefillStats
 from edge_pc.store import StateStore
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
+from edge_pc.runtime.stats import COMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,9 +89,12 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
         "parse": stats.parse_ms,
         "encode": stats.encode_ms,
         "assembly": stats.assembly_ms,
+        "choose": stats.choose_ms,
         "forward": stats.forward_ms,
     }
-    after_submission = ", ".join(f"{name} {_ms(ms)}" for name, ms in steps.items() if ms or name != "encode")
+    after_submission = ", ".join(
+        f"{name} {_ms(ms)}" for name, ms in steps.items() if ms or name not in ("encode", "choose")
+    )
     before = f"import {_ms(start_up.import_ms)}, model load {_ms(start_up.load_ms)}"
     rows = [
         ("prompt", f"{stats.prompt_tokens} tokens: {stats.cached_tokens} cached, {stats.computed_tokens} computed"),
@@ -108,6 +112,8 @@ def show_stats(stats: Stats, start_up: StartUp, submitted_ms: float, output: Out
 
 def _served(module: ModuleStats) -> str:
     """How a module was served; approximate are states that were made without the modules before it."""
+    if module.reason == COMPUTED:
+        return module.reason
     if not module.hit:
         return f"miss: {module.reason}"
     return "hit" if module.exact else "hit, approximate"
@@ -130,7 +136,7 @@ def show_comparison(comparison: Comparison, output: Output) -> None:
     same = "the same" if comparison.same_first_token else "another"
     output.note(
         f"compared with full prefill: {same} first token, largest logit difference "
-        f"{comparison.max_abs_logit_diff:.2g}, KL {comparison.kl:.2g}"
+        f"{comparison.max_abs_logit_diff:.2g}, KL {comparison.kl:.2g}; close from --fidelity {comparison.needed} on"
     )
 
 

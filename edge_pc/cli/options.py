@@ -22,10 +22,11 @@ from edge_pc.compose.choices import DEFAULT_ENCODING, DEFAULT_TAIL, ENCODING_RUL
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
+from edge_pc.runtime.serving import DEFAULT_FIDELITY, FIDELITIES, Fidelity
 from edge_pc.system.sizes import parse_size
 
 if TYPE_CHECKING:
-    from edge_pc.runtime.prefill import Serving
+    from edge_pc.runtime.serving import Serving
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -254,7 +255,7 @@ sampling_options = grouped(
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
     no_cache: bool
-    exact: bool
+    fidelity: Fidelity
     strict: bool
     compare: bool
     stats: bool
@@ -262,9 +263,9 @@ class ServingOptions:
 
     def build(self) -> Serving:
         """How the engine is to serve."""
-        from edge_pc.runtime.prefill import Serving
+        from edge_pc.runtime.serving import Serving
 
-        return Serving(use_cache=not self.no_cache, exact=self.exact, strict=self.strict)
+        return Serving(use_cache=not self.no_cache, fidelity=self.fidelity, strict=self.strict)
 
 
 serving_options = grouped(
@@ -272,9 +273,12 @@ serving_options = grouped(
     "serving",
     option("--no-cache", is_flag=True, help="Compute the whole prompt; neither read nor write states."),
     option(
-        "--exact",
-        is_flag=True,
-        help="Keep cells in position order even after gaps, so that sums equal a full prefill's.",
+        "--fidelity",
+        type=click.Choice(FIDELITIES),
+        default=DEFAULT_FIDELITY,
+        show_default=True,
+        help="How close reuse comes to full prefill: stored states as they are, with the tokens that matter most "
+        "computed again, or the same as full prefill.",
     ),
     option("--strict", is_flag=True, help="Fail if a module's states are not already stored."),
     option("--compare", is_flag=True, help="Also compute the whole prompt, and compare time and logits."),

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 EncodingRule = Literal["neutral", "guaranteed", "isolated"]
 Placeholder = Literal["nothing", "unk", "default"]
-Tail = Literal["imported", "schema"]
+Tail = Literal["imported", "packed", "schema"]
 
 ENCODING_RULES: tuple[EncodingRule, ...] = get_args(EncodingRule)
 PLACEHOLDERS: tuple[Placeholder, ...] = get_args(Placeholder)

@@ -27,6 +27,7 @@ from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
 from edge_pc.compose.laid_out import LaidOut, lay_out_prompt
 from edge_pc.compose.neutral import neutral_text
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
+from edge_pc.errors import OptionError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.spec import ModelSpec
 from edge_pc.models.tokenizer import Tokenizer
@@ -57,7 +58,8 @@ class ComposeOptions:
         encoding: a module is encoded seeing its guaranteed context, and `neutral` text in the place of modules that
             may stand before it; the `guaranteed` context only; or `isolated`: alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
-        tail: free text starts after the last `imported` cell, or after the whole `schema`.
+        tail: free text starts after the last `imported` cell, or after the whole `schema`; `packed`: after the last
+            imported cell, and gaps that modules left are closed.
 
     Raises:
         OptionError: a value is not known.
@@ -99,7 +101,14 @@ class Composer:
         unk = model.spec.special_tokens.get("unk_token")
         unk_id = model.tokenizer.id_of(unk) if unk else None
         neutral_ids = model.tokenizer.encode(neutral_text()) if options.encoding == "neutral" else ()
-        self._encoding = EncodingOptions(options.encoding, options.placeholder, unk_id, tuple(neutral_ids))
+        fixed = model.spec.position.fixed
+        if options.tail == "packed" and fixed:
+            raise OptionError(
+                f"tail 'packed': states of this model cannot be moved: {fixed}", hint="use tail 'imported'"
+            )
+        self._encoding = EncodingOptions(
+            options.encoding, options.placeholder, unk_id, tuple(neutral_ids), model.spec.max_positions, not fixed
+        )
         self._tail = options.tail
         self._lock = threading.Lock()
         self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()

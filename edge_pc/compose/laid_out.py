@@ -2,13 +2,14 @@
 
 Computed are arguments (at their slot's first positions), text with `cache="false"`, the schema's short closing text,
 and the prompt's free text. Free text starts right after the last present cell, or with `tail="schema"` after the whole
-schema, as in the paper.
+schema, as in the paper. With `tail="packed"` nothing has a gap before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class LaidOut:
         schema: the schema's layout.
         modules: paths of the imported modules, the root first.
         encodings: what is reused, disjoint in positions, by its first position.
+        places: int32 `[encoding.tokens]` for each of them: where its cells are in this prompt.
+        others: for each of them another version of the same cells that serves too, see `other_version`; else itself.
         exact: of these, from the first on, versions that were made after all text before them in this prompt.
         token_ids, position_ids: int32 `[n]`, of what must be computed, positions ascending.
         end: the position of the first token of the answer.
@@ -41,6 +44,8 @@ class LaidOut:
     schema: SchemaLayout
     modules: tuple[str, ...]
     encodings: tuple[Encoding, ...]
+    places: tuple[IntArray, ...]
+    others: tuple[Encoding, ...]
     exact: tuple[Encoding, ...]
     token_ids: IntArray
     position_ids: IntArray
@@ -56,32 +61,32 @@ class LaidOut:
 
     def computed_plan(self) -> Plan:
         """The plan that computes every token at its own position, nothing reused."""
-        token_ids = np.concatenate([*(e.kept_token_ids for e in self.encodings), self.token_ids])
-        position_ids = np.concatenate([*(e.kept_position_ids for e in self.encodings), self.position_ids])
-        order = np.argsort(position_ids, kind="stable")
-        return Plan((), token_ids[order], position_ids[order])
+        return self.cached_plan(())
 
     def full_plan(self) -> Plan:
         """Full prefill: the same tokens at contiguous positions, nothing reused."""
         token_ids = self.in_position_order()
         return Plan((), token_ids, np.arange(len(token_ids), dtype=np.int32))
 
-    def cached_plan(self, states: Sequence[KVStates], *, exact: bool) -> Plan:
-        """The plan that injects `states`, one for each of `encodings`, and computes the rest.
+    def cached_plan(self, states: Sequence[KVStates], *, exact: bool = False) -> Plan:
+        """The plan that injects `states`, those of the first encodings, and computes the rest.
 
         Where stored states end the prompt, their last cell is computed again, for its logits.
         """
-        spans = [Span(s, 0, e.tokens) for s, e in zip(states, self.encodings, strict=True)]
-        token_ids, position_ids = self.token_ids, self.position_ids
+        served = len(states)
+        spans = [span for s, place in zip(states, self.places, strict=False) for span in _placed(s, place)]
+        token_ids = np.concatenate([*(e.kept_token_ids for e in self.encodings[served:]), self.token_ids])
+        position_ids = np.concatenate([*self.places[served:], self.position_ids])
         if spans:
             ends = [int(span.position_ids[-1]) for span in spans]
             last = int(np.argmax(ends))
             if ends[last] > position_ids.max(initial=-1):
                 span = spans[last]
-                spans[last] = Span(span.states, span.start, span.stop - 1)
+                spans[last] = replace(span, stop=span.stop - 1)
                 token_ids = np.append(token_ids, span.token_ids[-1:])
                 position_ids = np.append(position_ids, span.position_ids[-1:])
-        return Plan(tuple(span for span in spans if span.tokens), token_ids, position_ids, exact)
+        order = np.argsort(position_ids, kind="stable")
+        return Plan(tuple(span for span in spans if span.tokens), token_ids[order], position_ids[order], exact)
 
 
 def lay_out_prompt(
@@ -113,8 +118,31 @@ def lay_out_prompt(
     end = start + len(computed[-1][1])
     if not end:
         raise fault("the prompt has no text: its schema has none, and it adds none", selection.at, name=layout.name)
-    exact = encodings.exact(reused, int(position_ids[0]) if len(position_ids) else end)
-    return LaidOut(layout, modules, tuple(reused), tuple(exact), token_ids, position_ids, end)
+    places = [encoding.kept_position_ids for encoding in reused]
+    if tail == "packed":
+        *places, position_ids = _packed([*places, position_ids])
+        end = sum(len(place) for place in places) + len(position_ids)
+    exact = encodings.exact(reused, places, int(position_ids[0]) if len(position_ids) else end)
+    others = [encodings.other_version(encoding) for encoding in reused]
+    return LaidOut(
+        layout, modules, tuple(reused), tuple(places), tuple(others), tuple(exact), token_ids, position_ids, end
+    )
+
+
+def _packed(parts: Sequence[IntArray]) -> list[IntArray]:
+    """The same order of all positions, without gaps."""
+    everything = np.concatenate(parts)
+    ranks = np.empty_like(everything)
+    ranks[np.argsort(everything)] = np.arange(len(everything), dtype=np.int32)
+    return np.split(ranks, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _placed(states: KVStates, place: IntArray) -> Iterator[Span]:
+    """Spans that put the cells of `states` in their places: one, unless gaps between them were closed."""
+    shifts = place - states.position_ids
+    edges = [0, *(np.flatnonzero(np.diff(shifts)) + 1).tolist(), len(place)]
+    for start, stop in pairwise(edges):
+        yield Span(states, start, stop, int(shifts[start]))
 
 
 def check_length(prompt: LaidOut, max_tokens: int, max_positions: int) -> None:

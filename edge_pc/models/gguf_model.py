@@ -15,7 +15,8 @@ from edge_pc.errors import ModelError
 from edge_pc.models.chat_template import MAX_TEMPLATE
 from edge_pc.models.fields import Field, check_fields, number, shown, whole
 from edge_pc.models.gguf_file import FLOAT32, INT32, GGUFFile
-from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, RotaryEncoding
+from edge_pc.models.gguf_rotary import position_of
+from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, OpaqueEncoding, RotaryEncoding
 from edge_pc.models.spec import MAX_HEADS, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
 
 _EXPERTS = whole(0, 512)
@@ -67,9 +68,6 @@ _TOKENIZER = {
 _ALIGNMENT = 32  # of libllama's buffers, which tensors of a mapped file become
 _WEIGHTLESS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
-# Architectures whose rotary pairs are neighbours.
-_INTERLEAVED = frozenset({"llama", "mistral", "baichuan", "deepseek", "granite", "cohere", "internlm2", "minicpm"})
-
 
 @dataclass(frozen=True, slots=True)
 class GGUFSizes:
@@ -83,7 +81,7 @@ class GGUFSizes:
     hidden_size: int
     max_positions: int
     vocab_size: int
-    position: RotaryEncoding
+    position: RotaryEncoding | OpaqueEncoding
 
 
 def check_gguf(path: Path) -> GGUFFile:
@@ -159,11 +157,7 @@ def model_sizes(file: GGUFFile) -> GGUFSizes:
         hidden_size=hidden,
         max_positions=size("context_length"),
         vocab_size=len(file.get("tokenizer.ggml.tokens")),
-        position=RotaryEncoding(
-            base=float(file.get(f"{architecture}.rope.freq_base", 10000.0)),
-            dims=dims,
-            interleaved=architecture in _INTERLEAVED,
-        ),
+        position=position_of(file, architecture, dims),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,25 +11,50 @@ from edge_pc.models.fields import Field, check_fields, number, shown, whole
 
 MAX_HEAD_DIM = 1024
 MAX_POSITIONS = 2**31 - 1
+MIN_FREQUENCY, MAX_FREQUENCY = 1e-30, 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryEncoding:
-    """Queries and keys are rotated by an angle that grows with the position; keys are stored rotated.
+    """Queries and keys are rotated by an angle that grows with the position, in every layer by the same; keys are
+    stored rotated.
 
     Attributes:
-        base: theta.
-        dims: rotated dimensions of each head.
+        frequencies: radians a position, of each pair of rotated dimensions, all scaling included. Pairs are of the
+            first `dims` dimensions of each head; those after them are not rotated.
         interleaved: pairs are neighbours (GGUF llama weights) rather than halves (Hugging Face weights).
-        scaling: the scaling rule's own parameters, empty for none.
+
+    Raises:
+        ModelError: a frequency is not above zero, or far too small or large.
     """
 
-    base: float
-    dims: int
+    frequencies: tuple[float, ...]
     interleaved: bool
-    scaling: dict[str, Any] = field(default_factory=dict)
 
     kind: ClassVar[str] = "rotary"
+    fixed: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if not all(MIN_FREQUENCY <= frequency <= MAX_FREQUENCY for frequency in self.frequencies):
+            raise ModelError(f"the rotary frequencies are not all from {MIN_FREQUENCY:g} to {MAX_FREQUENCY:g}")
+
+    @property
+    def dims(self) -> int:
+        """Rotated dimensions of each head."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueEncoding:
+    """Keys hold their positions in a way that is not known here.
+
+    Attributes:
+        fixed: why cells cannot be placed at other positions than their own.
+    """
+
+    fixed: str
+
+    kind: ClassVar[str] = "opaque"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,7 @@ class AlibiEncoding:
     max_bias: float
 
     kind: ClassVar[str] = "alibi"
+    fixed: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +85,23 @@ class LearnedEncoding:
     offset: int = 0
 
     kind: ClassVar[str] = "learned"
+    fixed: ClassVar[str] = "each position has a learned vector of its own, which keys and values hold"
 
 
-PositionEncoding = RotaryEncoding | AlibiEncoding | LearnedEncoding
+# Each has `fixed`: why cells cannot be placed at other positions than their own; empty when they can.
+PositionEncoding = RotaryEncoding | AlibiEncoding | LearnedEncoding | OpaqueEncoding
 
 _ENCODINGS: dict[str, tuple[type[PositionEncoding], dict[str, Field]]] = {
     RotaryEncoding.kind: (
         RotaryEncoding,
-        {
-            "base": number(1e-3, 1e15),
-            "dims": whole(1, MAX_HEAD_DIM),
-            "interleaved": Field(bool),
-            "scaling": Field(dict),
-        },
+        {"frequencies": Field(list, MIN_FREQUENCY, MAX_FREQUENCY, items=float), "interleaved": Field(bool)},
     ),
     AlibiEncoding.kind: (AlibiEncoding, {"max_bias": number(0, 1024)}),
     LearnedEncoding.kind: (
         LearnedEncoding,
         {"positions": whole(1, MAX_POSITIONS), "offset": whole(0, MAX_POSITIONS)},
     ),
+    OpaqueEncoding.kind: (OpaqueEncoding, {"fixed": Field(str, high=1000)}),
 }
 
 
@@ -96,5 +120,5 @@ def from_json(data: dict[str, Any], place: Path) -> PositionEncoding:
     if not isinstance(kind, str) or kind not in _ENCODINGS:
         raise ModelError(f"{place}: the position encoding is {shown(kind)}, expected one of {', '.join(_ENCODINGS)}")
     encoding, table = _ENCODINGS[kind]
-    fields = {f"position.{name}": value for name, value in data.items()}
-    return encoding(**check_fields(fields, table, place, "position."))
+    fields = check_fields({f"position.{name}": value for name, value in data.items()}, table, place, "position.")
+    return encoding(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

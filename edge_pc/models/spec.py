@@ -20,7 +20,7 @@ from edge_pc.models.hashes import content_hash, remembered_hashes
 from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, PositionEncoding
 from edge_pc.models.registry import SPEC_FILE, export_command
 
-SPEC_FORMAT = 2
+SPEC_FORMAT = 3
 
 MAX_LAYERS, MAX_HEADS, MAX_SIZE, MAX_VOCABULARY = 512, 4096, 2**20, 2**24
 

@@ -12,8 +12,12 @@ import numpy as np
 from edge_pc.backends.base import Context, KVStates, Logits, Plan
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.runtime.encoder import Encoder
-from edge_pc.runtime.prefill import Serving, prefill_cached, prefill_full
+from edge_pc.runtime.prefill import prefill_cached, prefill_full
 from edge_pc.runtime.sampler import softmax
+from edge_pc.runtime.serving import FIDELITIES, Fidelity, Serving
+
+# Nats. Greedy answers seldom part below it.
+CLOSE_KL = 0.02
 
 _REPEATS = 3  # of the fast ones; the median is taken
 
@@ -30,6 +34,7 @@ class Comparison:
         max_abs_logit_diff: largest difference of a logit.
         kl: Kullback-Leibler divergence of the cached distribution from the full one, in nats.
         same_first_token: both have the same likeliest token.
+        needed: the fastest `fidelity` that would have had the same first token and a divergence of at most `CLOSE_KL`.
     """
 
     full_ttft_ms: float
@@ -39,9 +44,12 @@ class Comparison:
     max_abs_logit_diff: float
     kl: float
     same_first_token: bool
+    needed: Fidelity
 
 
-def compare_prefills(context: Context, lay_out: Callable[[], LaidOut], encoder: Encoder, *, exact: bool) -> Comparison:
+def compare_prefills(
+    context: Context, lay_out: Callable[[], LaidOut], encoder: Encoder, fidelity: Fidelity
+) -> Comparison:
     """Prefill a prompt both ways in one context.
 
     Args:
@@ -50,20 +58,16 @@ def compare_prefills(context: Context, lay_out: Callable[[], LaidOut], encoder: 
         encoder: gets its states.
     """
     prompt = lay_out()
-    states = [obtained.states for _, obtained in encoder.serve(prompt)]
-    plan = prompt.cached_plan(states, exact=exact)
-    in_place = in_place_plan(plan)
-    cached_ms, in_place_ms = [], []
+    states = [obtained.states for _, obtained in encoder.serve(encoder.find(prompt))]
+    in_place = in_place_plan(prompt.cached_plan(states))
+    in_place_ms, cached_ms = [], []
     for _ in range(_REPEATS):
         context.prefill(in_place)
         in_place_ms.append(context.prefill(in_place).forward_ms)
-        submitted = time.perf_counter()
-        prompt = lay_out()
-        cached = prefill_cached(context, prompt, encoder, submitted, Serving(exact=exact)).logits
-        cached_ms.append((time.perf_counter() - submitted) * 1e3)
+        cached, took_ms = _timed(context, lay_out, encoder, fidelity)
+        cached_ms.append(took_ms)
     submitted = time.perf_counter()
-    prompt = lay_out()
-    full = prefill_full(context, prompt, submitted).logits
+    full = prefill_full(context, lay_out(), submitted).logits
     full_ms = (time.perf_counter() - submitted) * 1e3
     return Comparison(
         full_ttft_ms=full_ms,
@@ -73,7 +77,26 @@ def compare_prefills(context: Context, lay_out: Callable[[], LaidOut], encoder: 
         max_abs_logit_diff=float(np.abs(cached - full).max()),
         kl=kl_divergence(full, cached),
         same_first_token=int(np.argmax(cached)) == int(np.argmax(full)),
+        needed=_needed(full, lambda level: _timed(context, lay_out, encoder, level)[0]),
     )
+
+
+def _timed(
+    context: Context, lay_out: Callable[[], LaidOut], encoder: Encoder, fidelity: Fidelity
+) -> tuple[Logits, float]:
+    """The logits of a prefill with stored states, and the milliseconds from the prompt's text on."""
+    submitted = time.perf_counter()
+    logits = prefill_cached(context, lay_out(), encoder, submitted, Serving(fidelity=fidelity)).logits
+    return logits, (time.perf_counter() - submitted) * 1e3
+
+
+def _needed(full: Logits, logits_at: Callable[[Fidelity], Logits]) -> Fidelity:
+    """The fastest level whose logits are close to those of full prefill."""
+    for level in FIDELITIES[:-1]:
+        logits = logits_at(level)
+        if kl_divergence(full, logits) <= CLOSE_KL and np.argmax(logits) == np.argmax(full):
+            return level
+    return FIDELITIES[-1]
 
 
 def kl_divergence(reference: Logits, logits: Logits) -> float:

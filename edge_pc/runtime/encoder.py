@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from edge_pc.backends.base import Backend, KVStates, OnTokens, Plan, Span, states_bytes
@@ -68,6 +69,10 @@ class Obtained:
         return self.states.path is not None
 
 
+# An encoding, and its stored states or why there are none.
+Looked = tuple[Encoding, KVStates | Miss]
+
+
 class Encoder:
     """Looks encodings up and encodes what is missing.
 
@@ -90,39 +95,48 @@ class Encoder:
             encoding.key, self._backend.kv_layout, encoding.kept_token_ids, encoding.kept_position_ids
         )
 
-    def serve(self, prompt: LaidOut, progress: OnProgress | None = None) -> list[tuple[Encoding, Obtained]]:
-        """The encodings that serve a prompt, and their states: exact versions from the first on, as far as they are
-        stored, then the others, encoded now if they are not stored. See `obtain`."""
-        exact = self._stored_exact(prompt)
-        rest = prompt.encodings[len(exact) :]
-        return [*exact, *zip(rest, self.obtain(rest, progress), strict=True)]
+    def find(self, prompt: LaidOut) -> list[Looked]:
+        """Which encodings serve a prompt, and what is stored of them.
 
-    def misses(self, prompt: LaidOut) -> list[tuple[Encoding, Miss]]:
-        """What `serve` would have to encode, and why."""
-        return self._missing(prompt.encodings[len(self._stored_exact(prompt)) :])
+        Exact versions from the first on, as far as they are stored. Then the version that suits each place, or another
+        one of which more is stored; modules inside one another attend to each other, so they have the same.
+        """
+        found = self._exact(prompt)
+        pairs = zip(prompt.encodings[len(found) :], prompt.others[len(found) :], strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0].outermost):
+            here, elsewhere = zip(*group, strict=True)
+            looked = self._look_up(here)
+            if _misses(looked) and here != elsewhere:
+                looked = min(looked, self._look_up(elsewhere), key=_missing_tokens)
+            found += looked
+        return found
 
-    def _missing(self, encodings: Sequence[Encoding]) -> list[tuple[Encoding, Miss]]:
-        found = [(encoding, self.lookup(encoding)) for encoding in encodings]
-        return [(encoding, result) for encoding, result in found if isinstance(result, Miss)]
+    def serve(self, found: Sequence[Looked], progress: OnProgress | None = None) -> list[tuple[Encoding, Obtained]]:
+        """The encodings that were found for a prompt, those that are not stored encoded now. See `obtain`."""
+        encodings = [encoding for encoding, _ in found]
+        stored = [Obtained(states) for _, states in found if isinstance(states, KVStates)]
+        return list(zip(encodings, _Obtaining(self, encodings, progress, stored).all(), strict=True))
 
-    def _stored_exact(self, prompt: LaidOut) -> list[tuple[Encoding, Obtained]]:
-        """The exact versions that are stored, from the first on."""
-        stored = []
+    def _exact(self, prompt: LaidOut) -> list[Looked]:
+        stored: list[Looked] = []
         for encoding in prompt.exact:
             found = self.lookup(encoding)
             if isinstance(found, Miss):
                 break
-            stored.append((encoding, Obtained(found)))
+            stored.append((encoding, found))
         return stored
+
+    def _look_up(self, encodings: Sequence[Encoding]) -> list[Looked]:
+        return [(encoding, self.lookup(encoding)) for encoding in encodings]
 
     def size_of_missing(self, encodings: Sequence[Encoding]) -> EncodingSize:
         """What obtaining all of them would still compute and write."""
-        missing = [encoding for encoding, _ in self._missing(encodings)]
+        missing = [encoding for encoding, _ in _misses(self._look_up(encodings))]
         nbytes = sum(self._file_bytes(encoding) for encoding in missing if encoding.stored)
         return EncodingSize(sum(len(encoding.token_ids) for encoding in missing), nbytes)
 
     def _file_bytes(self, encoding: Encoding) -> int:
-        positions = encoding.kept_position_ids
+        positions = encoding.encoded_position_ids
         return file_bytes(states_bytes(self._backend.kv_layout, positions), len(positions))
 
     def encode(self, encodings: Sequence[Encoding], progress: OnProgress | None = None) -> EncodeReport:
@@ -152,9 +166,12 @@ class Encoder:
 
     def compute(self, encoding: Encoding, context: Sequence[KVStates], on_tokens: OnTokens) -> Any:
         """The array of an encoding's states, computed over the states of its context."""
-        spans = tuple(Span(s, 0, p.tokens) for s, p in zip(context, encoding.context, strict=True))
+        spans = tuple(
+            Span(s, 0, p.tokens, int(p.encoding.encoded_position_ids[0] - s.position_ids[0]))
+            for s, p in zip(context, encoding.context, strict=True)
+        )
         # Context in position order makes the states equal to full prefill's, bit for bit.
-        plan = Plan(spans, encoding.token_ids, encoding.position_ids, exact=True)
+        plan = Plan(spans, encoding.token_ids, encoding.run_position_ids, exact=True)
         with closing(self._backend.new_context(plan.cached_tokens + len(plan.token_ids) + 1)) as live:
             return live.encode(plan, encoding.keep, on_tokens)
 
@@ -165,7 +182,7 @@ class Encoder:
             StoreError: that cannot be done.
         """
         return self._store.put(
-            encoding.key, self._backend.kv_layout, array, encoding.kept_token_ids, encoding.kept_position_ids,
+            encoding.key, self._backend.kv_layout, array, encoding.kept_token_ids, encoding.encoded_position_ids,
             model=self._model, schema=encoding.schema, module=encoding.label,
         )  # fmt: skip
 
@@ -178,12 +195,18 @@ class _Obtaining:
     """One call of `Encoder.obtain`. What it computed stays in memory until its end, stored or not: encodings that are
     the context of others are wanted again."""
 
-    def __init__(self, encoder: Encoder, encodings: Sequence[Encoding], progress: OnProgress | None) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        encodings: Sequence[Encoding],
+        progress: OnProgress | None,
+        found: Iterable[Obtained] = (),
+    ) -> None:
         self._encoder = encoder
         self._encodings = encodings
         self._progress = progress
         self._warned = False
-        self._made: dict[str, Obtained] = {}  # without what they took
+        self._at_hand = {obtained.states.key: obtained for obtained in found}  # without what they took
         self._done_tokens = 0
         self._total_tokens: int | None = None
 
@@ -199,9 +222,9 @@ class _Obtaining:
         return replace(obtained, computed_tokens=computed, encode_ms=encode_ms)
 
     def _get(self, encoding: Encoding) -> Obtained:
-        made = self._made.get(encoding.key)
-        if made is not None:
-            return made
+        at_hand = self._at_hand.get(encoding.key)
+        if at_hand is not None:
+            return at_hand
         found = self._encoder.lookup(encoding)
         if not isinstance(found, Miss):
             return Obtained(found)
@@ -215,7 +238,7 @@ class _Obtaining:
         self._report(encoding, 0)
         context = [self._get(prefix.encoding).states for prefix in encoding.context]
         array = self._encoder.compute(encoding, context, lambda tokens: self._report(encoding, tokens))
-        made = self._made[encoding.key] = Obtained(self._stored(encoding, array), reason)
+        made = self._at_hand[encoding.key] = Obtained(self._stored(encoding, array), reason)
         return made
 
     def _stored(self, encoding: Encoding, array: Any) -> KVStates:
@@ -227,7 +250,7 @@ class _Obtaining:
                 if not self._warned:  # what keeps one from being stored mostly keeps the others too
                     log.warning("%s: states are not kept: %s", encoding.label, exc)
                 self._warned = True
-        return KVStates(encoding.key, array, encoding.kept_token_ids, encoding.kept_position_ids)
+        return KVStates(encoding.key, array, encoding.kept_token_ids, encoding.encoded_position_ids)
 
     def _report(self, encoding: Encoding, tokens: int) -> None:
         self._done_tokens += tokens
@@ -236,3 +259,11 @@ class _Obtaining:
         if self._total_tokens is None:  # only when there is something to report: a prompt that hits looks each up once
             self._total_tokens = self._encoder.size_of_missing(self._encodings).tokens
         self._progress(Progress(self._done_tokens, self._total_tokens, encoding.label))
+
+
+def _misses(looked: Iterable[Looked]) -> list[tuple[Encoding, Miss]]:
+    return [(encoding, found) for encoding, found in looked if isinstance(found, Miss)]
+
+
+def _missing_tokens(looked: Iterable[Looked]) -> int:
+    return sum(len(encoding.token_ids) for encoding, _ in _misses(looked))

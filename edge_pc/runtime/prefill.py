@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import takewhile
 
 from edge_pc.backends.base import Context
 from edge_pc.compose.encodings import Encoding
@@ -13,28 +14,16 @@ from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
 from edge_pc.progress import Progress
-from edge_pc.runtime.encoder import Encoder, Obtained
-from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
+from edge_pc.runtime.encoder import Encoder, Looked, Obtained
+from edge_pc.runtime.recompute import COMPUTED_ANYWAY, with_recomputed
+from edge_pc.runtime.serving import Fidelity, Serving
+from edge_pc.runtime.stats import COMPUTED, ModuleStats, PrefillStats, Started
 from edge_pc.runtime.watch import Watch
+from edge_pc.store import Miss
 
 log = logging.getLogger("edge_pc")
 
 _UNCACHED = 'cache="false" in the schema'
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What a prompt reuses, and how.
-
-    Attributes:
-        use_cache: False: full prefill, nothing reused and nothing stored.
-        exact: cells strictly in position order, so that sums come out as in full prefill bit for bit.
-        strict: a module that is not stored is an error.
-    """
-
-    use_cache: bool = True
-    exact: bool = False
-    strict: bool = False
 
 
 def prefill(
@@ -76,13 +65,18 @@ def prefill_cached(
     """
     parsed = time.perf_counter()
     watch = watch or Watch()
+    found = _found(prompt, encoder, serving.fidelity)
     if serving.strict:
-        _refuse_misses(prompt, encoder)
-    served = encoder.serve(prompt, watch.report)
+        _refuse_misses(found)
+    served = encoder.serve(found, watch.report)
     obtained = [states for _, states in served]
-    plan = prompt.cached_plan([o.states for o in obtained], exact=serving.exact)
+    plan = prompt.cached_plan([o.states for o in obtained], exact=serving.fidelity == "full")
     planned = time.perf_counter()
     try:
+        approximate = _approximate(prompt, served)
+        if serving.fidelity == "balanced" and approximate:
+            plan = with_recomputed(context, plan, approximate)
+        chosen = time.perf_counter()
         prefilled = context.prefill(plan, watch.computed)
     except StatesError as exc:
         if serving.strict:
@@ -90,10 +84,11 @@ def prefill_cached(
         log.warning("%s; the prompt is computed instead", exc.message)
         obtained = [replace(o, miss=exc.message) for o in obtained]
         plan = prompt.computed_plan()
+        chosen = time.perf_counter()
         prefilled = context.prefill(plan, watch.computed)
     hits = {o.states.key for o in obtained if o.miss is None}
     cached = sum(span.tokens for span in plan.spans if span.states.key in hits)
-    again = prefilled.computed_tokens - len(plan.token_ids)  # cached cells that the backend computed anyway
+    again = prefilled.computed_tokens - (prompt.tokens - plan.cached_tokens)  # cached cells that were computed anyway
     encode_ms = sum(o.encode_ms for o in obtained)
     stats = PrefillStats(
         prompt_tokens=prompt.tokens,
@@ -102,10 +97,27 @@ def prefill_cached(
         parse_ms=(parsed - submitted) * 1e3,
         encode_ms=encode_ms,
         assembly_ms=(planned - parsed) * 1e3 - encode_ms + prefilled.assembly_ms,
+        choose_ms=(chosen - planned) * 1e3,
         forward_ms=prefilled.forward_ms,
-        modules=_module_stats(prompt, [encoding for encoding, _ in served], obtained),
+        modules=_module_stats(prompt, served, obtained),
     )
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
+
+
+def _found(prompt: LaidOut, encoder: Encoder, fidelity: Fidelity) -> list[Looked]:
+    """What serves a prompt: all its encodings, or the first ones, whose states are as full prefill has them."""
+    found = encoder.find(prompt)
+    keys = {encoding.key for encoding in prompt.exact}
+    exact = list(takewhile(lambda each: each[0].key in keys, found))
+    approximate = sum(encoding.tokens for encoding, _ in found[len(exact) :])
+    if fidelity == "full" or (fidelity == "balanced" and approximate <= COMPUTED_ANYWAY):
+        return exact
+    return found
+
+
+def _approximate(prompt: LaidOut, served: Sequence[tuple[Encoding, Obtained]]) -> set[str]:
+    """The keys of states that are not as full prefill would have them."""
+    return {encoding.key for encoding, _ in served} - {encoding.key for encoding in prompt.exact}
 
 
 def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Watch | None = None) -> Started:
@@ -128,14 +140,15 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
         parse_ms=(parsed - submitted) * 1e3,
         encode_ms=0.0,
         assembly_ms=prefilled.assembly_ms,
+        choose_ms=0.0,
         forward_ms=prefilled.forward_ms,
         modules=tuple(ModuleStats(name, tokens, False, True, reason) for name, _, tokens in _parts(prompt)),
     )
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
-def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
-    misses = [f"  {encoding.label}: {miss.reason}" for encoding, miss in encoder.misses(prompt)]
+def _refuse_misses(found: Sequence[Looked]) -> None:
+    misses = [f"  {encoding.label}: {states.reason}" for encoding, states in found if isinstance(states, Miss)]
     if misses:
         raise CacheMissError(
             "strict mode: states are missing:\n" + "\n".join(misses),
@@ -144,13 +157,18 @@ def _refuse_misses(prompt: LaidOut, encoder: Encoder) -> None:
 
 
 def _module_stats(
-    prompt: LaidOut, encodings: Sequence[Encoding], obtained: Sequence[Obtained]
+    prompt: LaidOut, served: Sequence[tuple[Encoding, Obtained]], obtained: Sequence[Obtained]
 ) -> tuple[ModuleStats, ...]:
     exact = {encoding.key for encoding in prompt.exact}
-    served = {path: (e.key in exact, o.miss) for e, o in zip(encodings, obtained, strict=True) for path in e.paths}
+    computed = {path: (True, COMPUTED) for encoding in prompt.encodings for path in encoding.paths}
+    reasons = {
+        path: (encoding.key in exact, o.miss)
+        for (encoding, _), o in zip(served, obtained, strict=True)
+        for path in encoding.paths
+    }
     stats = []
     for name, path, tokens in _parts(prompt):
-        is_exact, reason = served.get(path, (True, _UNCACHED))
+        is_exact, reason = {**computed, **reasons}.get(path, (True, _UNCACHED))
         stats.append(ModuleStats(name, tokens, reason is None, is_exact, reason))
     return tuple(stats)
 

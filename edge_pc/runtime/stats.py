@@ -7,6 +7,9 @@ from typing import Literal
 
 from edge_pc.backends.base import Logits
 
+# The reason why a module's states were not reused: the wanted fidelity asks for its tokens themselves.
+COMPUTED = "computed with the prompt"
+
 StopReason = Literal["eos", "length", "stop", "cancelled"]
 
 
@@ -42,7 +45,8 @@ class PrefillStats:
         parse_ms: reading, checking and tokenizing the prompt.
         encode_ms: encoding modules that were not stored.
         assembly_ms: looking states up and placing them.
-        forward_ms: computing the prompt's own tokens.
+        choose_ms: finding out which cached tokens matter for the prompt.
+        forward_ms: computing the prompt's own tokens, and cached ones again.
         modules: each module's part.
     """
 
@@ -52,11 +56,12 @@ class PrefillStats:
     parse_ms: float
     encode_ms: float
     assembly_ms: float
+    choose_ms: float
     forward_ms: float
     modules: tuple[ModuleStats, ...]
 
 
-NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, ())
+NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
