@@ -37,7 +37,7 @@ def backend(tiny_gguf: Path) -> Iterator[LlamaCppBackend]:
 
 
 def blobs_of(backend: LlamaCppBackend) -> BlobFormat:
-    return BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
+    return BlobFormat.of(backend.spec)
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
@@ -171,14 +171,43 @@ class TestPositions:
         taken = blobs.take(blobs.check(longer.array, longer.position_ids), first, alone.position_ids)
         assert np.array_equal(blobs.check(alone.array, alone.position_ids), taken)
 
-    def test_states_are_not_placed_elsewhere(self, backend: LlamaCppBackend) -> None:
-        moved = replace(whole(encoded(backend, 0, 40)), shift=100)
+    @pytest.mark.parametrize("exact", [False, True])
+    def test_moved_states(self, backend: LlamaCppBackend, exact: bool) -> None:
+        """States serve at other positions as those that were computed there."""
+        module = encoded(backend, 0, 40)
+        positions = np.arange(100, 140, dtype=np.int32)
         with closing(backend.new_context(200)) as context:
-            context.prefill(plan_of([], 0, 10))
-            for work in (context.append, context.prefill):
-                with pytest.raises(StatesError, match="other positions than their own"):
-                    work(plan_of([moved], 140, 150))
-            assert used(backend) == 10, "nothing was changed"
+            array = context.encode(Plan((), TEXT[:40], positions), np.arange(40, dtype=np.int32))
+        there = KVStates("there", array, TEXT[:40], positions)
+        for _ in range(2):
+            moved = answered(backend, plan_of([replace(whole(module), shift=100)], 140, 150, exact=exact))
+            wanted = answered(backend, plan_of([whole(there)], 140, 150, exact=exact))
+            np.testing.assert_allclose(moved, wanted, atol=0.05)
+        at_home = answered(backend, plan_of([whole(module)], 140, 150, exact=exact))
+        assert np.abs(at_home[0] - wanted[0]).max() > 0.1
+
+    def test_one_module_at_two_places(self, backend: LlamaCppBackend) -> None:
+        module = encoded(backend, 0, 40)
+        spans = [replace(whole(module), shift=50), whole(module), replace(whole(module), shift=100)]
+        twice = served(backend, plan_of(spans, 140, 150))
+        np.testing.assert_array_equal(served(backend, plan_of(spans[::-1], 140, 150)), twice)
+        with closing(backend.new_context(200)) as context:
+            context.prefill(plan_of(spans[1:2], 40, 45))
+            context.append(plan_of([spans[0]], 90, 95))
+            assert used(backend) == 90
+
+    def test_computed_cells_take_the_place_of_stored_ones(self, backend: LlamaCppBackend) -> None:
+        first, apart = encoded(backend, 0, 60), encoded(backend, 60, 160)
+        whole_prompt = served(backend, plan_of([], 0, 180))
+        again = plan_of([whole(first), whole(apart)], 60, 180)
+        np.testing.assert_allclose(served(backend, again), whole_prompt, atol=TOLERANCE)
+        some = plan_at([whole(first), whole(apart)], [60, 61, 90, 120, 159, *range(160, 180)])
+        parts = [Span(apart, start, stop) for start, stop in ((2, 30), (31, 60), (61, 99))]
+        cut = plan_at([whole(first), *parts], some.position_ids.tolist())
+        for _ in range(2):
+            np.testing.assert_allclose(served(backend, some), served(backend, cut), atol=1e-3)
+            untouched = plan_of([whole(first), whole(apart)], 160, 180)
+            assert np.abs(served(backend, some) - served(backend, untouched)).max() > 0.01
 
 
 class TestDecoding:

@@ -14,6 +14,12 @@ import pytest
 from edge_pc import Engine, Sampling, Serving
 from edge_pc.compose.choices import ENCODING_RULES
 from edge_pc.compose.neutral import neutral_text
+from edge_pc.errors import OptionError
+from edge_pc.runtime.encoder import Encoder
+from edge_pc.runtime.recompute import SHARE
+from edge_pc.runtime.serving import FIDELITIES
+from edge_pc.runtime.stats import COMPUTED
+from edge_pc.store import StateStore
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 
@@ -104,6 +110,120 @@ class TestExactVersions:
         assert list(stream)
         thread.join(60)
         assert not thread.is_alive()
+
+
+class TestPlaces:
+    """One file's states serve every order, every subset and every schema."""
+
+    @pytest.fixture
+    def files(self, tmp_path: Path) -> list[Path]:
+        names = ["cat", "dog", "cow", "hen", "owl"]
+        for name in names:
+            (tmp_path / name).write_text(f"The {name} is in the house. " * 4)
+        return [tmp_path / name for name in names]
+
+    def test_what_is_known_in_any_order_is_not_computed_again(self, engine: Engine, files: list[Path]) -> None:
+        first = engine.ask("Who is it?", files, SHORT, FAST).stats
+        stored = len(engine.store.entries())
+        for order in (files[::-1], files[2:4], files[1:], files[:1], [files[3], files[0]]):
+            stats = engine.ask("Who is it?", order, SHORT, FAST).stats
+            assert all(module.hit for module in stats.modules)
+            own = first.prompt_tokens - first.cached_tokens
+            assert stats.computed_tokens < min(own, 60), "the question only"
+        assert len(engine.store.entries()) == stored == 1 + len(files), "one copy of each file"
+
+    def test_a_changed_file_is_computed_alone(self, engine: Engine, files: list[Path]) -> None:
+        engine.ask("Who is it?", files, SHORT, FAST)
+        files[1].write_text("Another dog, a longer text, that moves all that stands after it.")
+        modules = engine.ask("Who is it?", files, SHORT, FAST).stats.modules
+        assert [module.path for module in modules if not module.hit] == ["dog"]
+
+    def test_states_of_one_schema_serve_another(self, engine: Engine) -> None:
+        engine.encode(SCHEMA.format(what="moon"))
+        more = SCHEMA.replace('name="pets"', 'name="more"').replace('name="dog"', 'name="wolf"')
+        longer = more.replace("all day and all night.", "all day and all night, and all the days and nights.")
+        engine.load_schema(longer.format(what="moon"))
+        stats = engine.generate('<prompt schema="more"><wolf/><cow/>Where?</prompt>', SHORT, FAST).stats
+        assert all(module.hit for module in stats.modules)
+
+    def test_at_another_place_the_answer_is_that_of_states_made_there(self, engine: Engine, files: list[Path]) -> None:
+        engine.ask("Who is it?", files, SHORT, FAST)
+        moved = engine.compare_ask("Who is it?", files[2:] + files[:2], FAST)
+        with StateStore(files[0].parent / "fresh") as fresh:
+            engine.encoder = Encoder(engine.backend, fresh, "tiny")
+            made_there = engine.compare_ask("Who is it?", files[2:] + files[:2], FAST)
+        assert moved.kl == pytest.approx(made_there.kl, rel=0.5), "versions differ, rounding aside, in one file only"
+
+    def test_neutral_text_that_finds_no_positions(self, tiny_model: Path, tmp_path: Path) -> None:
+        """Near the model's last position states stay where they are."""
+        with Engine(tiny_model, cache_dir=tmp_path / "states") as engine:
+            room = engine.spec.max_positions
+            text = "?" * (room - 100)
+            engine.load_schema(
+                f'<schema name="long"><module name="a">{text}</module><module name="b">The end?</module></schema>'
+            )
+            result = engine.generate('<prompt schema="long"><a/><b/>Where?</prompt>', SHORT, FAST)
+            assert result.stats.new_tokens > 0
+            assert all(
+                e.encoded_position_ids[-1] < room
+                for e in engine.lay_out('<prompt schema="long"><a/><b/>Where?</prompt>').encodings
+            )
+
+
+class TestFidelity:
+    LONG = (
+        '<schema name="long">So. <module name="a">'
+        + "The cat sleeps. " * 30
+        + '</module><module name="b">'
+        + "The dog runs. " * 30
+        + '</module><module name="c">'
+        + "The cow stands. " * 30
+        + "</module></schema>"
+    )
+    PROMPT = '<prompt schema="long"><a/><b/><c/>Where is it?</prompt>'
+
+    def test_more_is_computed_again_the_closer_it_is_to_be(self, engine: Engine) -> None:
+        engine.load_schema(self.LONG)
+        engine.generate(self.PROMPT, SHORT, FAST)
+        computed, distance = {}, {}
+        for level in FIDELITIES:
+            serving = Serving(fidelity=level)
+            stats = engine.generate(self.PROMPT, SHORT, serving).stats
+            computed[level] = stats.computed_tokens
+            assert stats.cached_tokens + stats.computed_tokens == stats.prompt_tokens
+            distance[level] = engine.compare(self.PROMPT, serving).kl
+        modules = engine.lay_out(self.PROMPT).encodings
+        approximate = modules[-1].tokens + modules[-2].tokens
+        own = computed["fast"]
+        assert computed["balanced"] == own + int(SHARE * approximate)
+        assert computed["full"] == own + approximate
+        assert distance["full"] < 1e-9
+        assert distance["balanced"] < distance["fast"]
+
+    def test_what_is_short_is_computed(self, engine: Engine) -> None:
+        engine.load_schema(SCHEMA.format(what="moon"))
+        result = engine.generate(prompt("cat", "dog", "cow"), SHORT)
+        reasons = {module.path: module.reason for module in result.stats.modules}
+        assert reasons["dog"] == reasons["cow"] == COMPUTED
+        again = engine.generate(prompt("cat", "dog", "cow"), SHORT)
+        assert [m.path for m in again.stats.modules if m.hit] == ["pets", "cat"]
+        assert engine.compare(prompt("cat", "dog", "cow")).kl < 1e-9
+
+    def test_the_next_prompt_has_the_true_cells(self, engine: Engine) -> None:
+        engine.load_schema(self.LONG)
+        before = engine.generate(self.PROMPT, SHORT, FAST).token_ids
+        for level in ("balanced", "fast", "balanced", "balanced", "fast"):
+            found = engine.generate(self.PROMPT, SHORT, Serving(fidelity=level)).token_ids  # type: ignore[arg-type]
+            assert level != "fast" or found == before
+
+    def test_the_needed_level_is_told(self, engine: Engine) -> None:
+        engine.load_schema(self.LONG)
+        assert engine.compare('<prompt schema="long"><a/>Where?</prompt>').needed == "fast"
+        assert engine.compare(self.PROMPT).needed in FIDELITIES
+
+    def test_an_unknown_level(self) -> None:
+        with pytest.raises(OptionError, match="fast, balanced, full"):
+            Serving(fidelity="best")  # type: ignore[arg-type]
 
 
 class TestNeutralText:

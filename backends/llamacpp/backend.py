@@ -68,7 +68,7 @@ class LlamaCppBackend:
             self.spec = described.spec
             self.tokenizer = described.tokenizer
             self.chat_template = described.chat_template
-            blobs = BlobFormat(self.spec.layers, self.spec.kv_heads * self.spec.head_dim)
+            blobs = BlobFormat.of(self.spec)
             self.kv_layout = blobs.kv_layout(library.LLAMA_STATE_SEQ_VERSION)
             self._thread.run(partial(self._make_pool, blobs, n_ctx))
         except BaseException:

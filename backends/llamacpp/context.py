@@ -14,8 +14,8 @@ from edge_pc.backends.base import IntArray, KVLayout, Logits, OnTokens, Plan, Pr
 from edge_pc.backends.llamacpp.native import BATCH_TOKENS
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.prompt import LivePrompt
-from edge_pc.backends.llamacpp.steps import Place, batches, steps
-from edge_pc.errors import ContextLengthError, StatesError
+from edge_pc.backends.llamacpp.steps import Place, batches, steps, without_replaced
+from edge_pc.errors import ContextLengthError
 
 
 class LlamaCppContext:
@@ -44,11 +44,11 @@ class LlamaCppContext:
         """Join or load the plan's spans, compute its run.
 
         Raises:
-            StatesError: states of a span are not in the expected format, or are to be placed elsewhere.
+            StatesError: states of a span are not in the expected format, or cannot be moved.
             ContextLengthError: there is not enough memory.
         """
         started = time.perf_counter()
-        _refuse_moved(plan)
+        plan = without_replaced(plan)
         self._pool.run(partial(self.prompt.start, plan))
         return self._fill(plan, started, on_tokens)
 
@@ -60,13 +60,21 @@ class LlamaCppContext:
             ContextLengthError: there is not enough memory; the context is as it was.
         """
         started = time.perf_counter()
-        _refuse_moved(plan)
+        plan = without_replaced(plan)
         end = self._pool.run(partial(self.prompt.go_on, plan))
         try:
             return self._fill(plan, started, on_tokens)
         except ContextLengthError:
             self.truncate(end)
             raise
+
+    def attention(self, plan: Plan) -> NDArray[np.float32]:
+        """What a prompt attends to is not known here: libllama does not tell. The first tokens of each span differ most
+        from full prefill's (EPIC, arXiv 2410.15332), so they rank first.
+
+        They are also what is computed again at least cost: a run for each span.
+        """
+        return np.concatenate([1 / np.arange(1, span.tokens + 1, dtype=np.float32) for span in plan.spans])
 
     def truncate(self, position_id: int) -> None:
         """Drop every cell at `position_id` or after it.
@@ -117,8 +125,3 @@ class LlamaCppContext:
             self.prompt.place(plan, step)
         placed = time.perf_counter()
         return self.prompt.compute(plan, start, stop), time.perf_counter() - placed
-
-
-def _refuse_moved(plan: Plan) -> None:
-    if any(span.shift for span in plan.spans):
-        raise StatesError("the llama.cpp backend cannot place states at other positions than their own yet")

@@ -11,6 +11,7 @@ from typing import TypeVar
 from edge_pc.backends.base import Plan
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, Cells
+from edge_pc.backends.llamacpp.moved import MovedStates
 from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
 from edge_pc.backends.llamacpp.resident import Residents
 from edge_pc.backends.llamacpp.thread import NativeThread
@@ -121,11 +122,11 @@ class Pool:
         """
         self.tidy()
         residents, cells = self.residents, self.cells
-        wanted = dict.fromkeys(span.states for span in plan.spans)
+        wanted = dict.fromkeys(MovedStates.of(span) for span in plan.spans)
         residents.evict_idle(wanted)
         present = [resident.sequence for states in wanted if (resident := residents.find(states))]
         last = max(cells.books.last_place(one) for one in (sequence, *present))
-        missing = sum(len(states.position_ids) for states in wanted if not residents.find(states))
+        missing = sum(states.tokens for states in wanted if not residents.find(states))
         count = missing + further + _SPARE_CELLS
         if cells.room(last) < count and residents.idle_cells() and not self.use().held:
             residents.evict_idle()  # the room below them is better than a larger cache

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.backends.base import IntArray, KVStates, Logits, Plan
+from edge_pc.backends.base import IntArray, Logits, Plan
 from edge_pc.backends.llamacpp.blob import Bytes
 from edge_pc.backends.llamacpp.books import BLOCK
+from edge_pc.backends.llamacpp.moved import MovedStates
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.resident import Resident
 from edge_pc.backends.llamacpp.steps import Place
@@ -48,7 +49,7 @@ class LivePrompt:
         self._capacity = capacity
         self._sequence: int | None = None
         self._generation = pool.generation
-        self._held: dict[KVStates, _Held] = {}
+        self._held: dict[MovedStates, _Held] = {}
         self._relabelled: dict[int, int] = {}  # position → label
 
     def open(self) -> None:
@@ -94,9 +95,9 @@ class LivePrompt:
         """Join cells of a module, or copy those that would not lie as in full prefill, where that is required.
 
         Raises:
-            StatesError: the states are not of the expected format.
+            StatesError: the states are not of the expected format, or cannot be moved.
         """
-        states, start, stop = plan.spans[step.span].states, step.start, step.stop
+        states, start, stop = MovedStates.of(plan.spans[step.span]), step.start, step.stop
         resident = self._hold(states, start, exact=plan.exact)
         if resident is None:
             self._copy(states, start, stop)
@@ -209,13 +210,13 @@ class LivePrompt:
         if new != position:
             self._relabelled[position] = new
 
-    def _hold(self, states: KVStates, start: int, *, exact: bool) -> Resident | None:
+    def _hold(self, states: MovedStates, start: int, *, exact: bool) -> Resident | None:
         """The resident that has the states; None when there cannot be one more."""
         if states in self._held:
             return self._held[states].resident
         cells, residents = self._pool.cells, self._pool.residents
         resident = residents.find(states)
-        if resident and exact and not resident.users and not self._follows(resident, start, len(states.position_ids)):
+        if resident and exact and not resident.users and not self._follows(resident, start, states.tokens):
             residents.evict(resident)  # to be loaded where it lies as it should
         resident = residents.hold(states, lambda count: cells.extend(self.sequence, count))
         if resident:
@@ -233,13 +234,13 @@ class LivePrompt:
         sequence, first, end = _range(resident, start, stop)
         self._pool.cells.join(sequence, self.sequence, first, end)
 
-    def _copy(self, states: KVStates, start: int, stop: int) -> None:
+    def _copy(self, states: MovedStates, start: int, stop: int) -> None:
         """Add cells `[start, stop)` of stored states as the prompt's own."""
         if start == stop:
             return
         blobs, positions = self._pool.blobs, states.position_ids[start:stop]
-        blob = blobs.check(states.array, states.position_ids)
-        if len(positions) < len(states.position_ids):
+        blob = states.blob(blobs)
+        if len(positions) < states.tokens:
             blob = blobs.take(blob, np.arange(start, stop, dtype=np.int32), positions)
         self._pool.cells.add(self.sequence, blob, positions)
 

@@ -11,16 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from edge_pc.backends.base import IntArray, KVStates
+from edge_pc.backends.base import IntArray
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import Cells
+from edge_pc.backends.llamacpp.moved import MovedStates
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
     """A module in the cache: its states, the sequence that has its cells, and how many prompts use it."""
 
-    states: KVStates
+    states: MovedStates
     sequence: int
     users: int = 0
 
@@ -40,11 +41,11 @@ class Residents:
         self._sequences = sequences
         self.forget()
 
-    def find(self, states: KVStates) -> Resident | None:
+    def find(self, states: MovedStates) -> Resident | None:
         """The resident that has these states, if there is one."""
         return self._residents.get(states)
 
-    def hold(self, states: KVStates, places: Callable[[int], IntArray]) -> Resident | None:
+    def hold(self, states: MovedStates, places: Callable[[int], IntArray]) -> Resident | None:
         """Keep states in the cache until they are released, loading them if they are not there.
 
         Args:
@@ -54,16 +55,16 @@ class Residents:
             None when residents have no sequence left.
 
         Raises:
-            StatesError: the states are not of the expected format.
+            StatesError: the states are not of the expected format, or cannot be moved.
             ContextLengthError: there is not enough room.
         """
         resident = self.find(states)
         if resident is None:
             if not self._free_sequences and not self._evict_oldest():
                 return None
-            blob = self._blobs.check(states.array, states.position_ids)
+            blob = states.blob(self._blobs)
             resident = Resident(states, self._free_sequences[-1])
-            self._cells.load(resident.sequence, blob, states.position_ids, places(len(states.position_ids)))
+            self._cells.load(resident.sequence, blob, states.position_ids, places(states.tokens))
             self._residents[states] = resident
             self._free_sequences.pop()
         resident.users += 1
@@ -72,9 +73,9 @@ class Residents:
 
     def idle_cells(self) -> int:
         """Cells of the modules that no prompt uses."""
-        return sum(len(resident.states.position_ids) for resident in self._idle())
+        return sum(resident.states.tokens for resident in self._idle())
 
-    def evict_idle(self, wanted: Collection[KVStates] = ()) -> None:
+    def evict_idle(self, wanted: Collection[MovedStates] = ()) -> None:
         """Evict the modules that no prompt uses, but for those that the next one wants.
 
         Args:
@@ -93,7 +94,7 @@ class Residents:
     def forget(self) -> None:
         """Know nothing of a cache that has been emptied."""
         # By the object, not by its key: states that were found to be damaged are made again under the same key.
-        self._residents: OrderedDict[KVStates, Resident] = OrderedDict()
+        self._residents: OrderedDict[MovedStates, Resident] = OrderedDict()
         self._free_sequences = list(self._sequences)
 
     def _idle(self) -> list[Resident]:

@@ -6,11 +6,11 @@ Done one after the other, each token is computed when exactly the cells before i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_pc.backends.base import Plan
+from edge_pc.backends.base import Plan, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,16 @@ class Compute:
 
     start: int
     stop: int
+
+
+def without_replaced(plan: Plan) -> Plan:
+    """The plan, its spans cut where its run takes the place of cells."""
+    spans: list[Span] = []
+    for span in plan.spans:
+        stays = ~np.isin(span.position_ids, plan.position_ids)
+        edges = np.flatnonzero(np.diff(stays.astype(np.int8), prepend=0, append=0)) + span.start
+        spans += [replace(span, start=int(a), stop=int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return replace(plan, spans=tuple(spans))
 
 
 def steps(plan: Plan) -> Iterator[Place | Compute]:

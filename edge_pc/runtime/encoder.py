@@ -266,4 +266,4 @@ def _misses(looked: Iterable[Looked]) -> list[tuple[Encoding, Miss]]:
 
 
 def _missing_tokens(looked: Iterable[Looked]) -> int:
-    return sum(len(encoding.token_ids) for encoding, _ in _misses(looked))
+    return sum(encoding.tokens for encoding, _ in _misses(looked))
