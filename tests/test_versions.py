@@ -15,11 +15,8 @@ from edge_pc import Engine, Sampling, Serving
 from edge_pc.compose.choices import ENCODING_RULES
 from edge_pc.compose.neutral import neutral_text
 from edge_pc.errors import OptionError
-from edge_pc.runtime.encoder import Encoder
 from edge_pc.runtime.recompute import SHARE
-from edge_pc.runtime.serving import FIDELITIES
-from edge_pc.runtime.stats import COMPUTED
-from edge_pc.store import StateStore
+from edge_pc.runtime.serving import COMPUTED, FIDELITIES
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 
@@ -146,14 +143,6 @@ class TestPlaces:
         stats = engine.generate('<prompt schema="more"><wolf/><cow/>Where?</prompt>', SHORT, FAST).stats
         assert all(module.hit for module in stats.modules)
 
-    def test_at_another_place_the_answer_is_that_of_states_made_there(self, engine: Engine, files: list[Path]) -> None:
-        engine.ask("Who is it?", files, SHORT, FAST)
-        moved = engine.compare_ask("Who is it?", files[2:] + files[:2], FAST)
-        with StateStore(files[0].parent / "fresh") as fresh:
-            engine.encoder = Encoder(engine.backend, fresh, "tiny")
-            made_there = engine.compare_ask("Who is it?", files[2:] + files[:2], FAST)
-        assert moved.kl == pytest.approx(made_there.kl, rel=0.5), "versions differ, rounding aside, in one file only"
-
     def test_neutral_text_that_finds_no_positions(self, tiny_model: Path, tmp_path: Path) -> None:
         """Near the model's last position states stay where they are."""
         with Engine(tiny_model, cache_dir=tmp_path / "states") as engine:
@@ -173,11 +162,11 @@ class TestPlaces:
 class TestFidelity:
     LONG = (
         '<schema name="long">So. <module name="a">'
-        + "The cat sleeps. " * 30
+        + "The cat sleeps. " * 9
         + '</module><module name="b">'
-        + "The dog runs. " * 30
+        + "The dog runs. " * 9
         + '</module><module name="c">'
-        + "The cow stands. " * 30
+        + "The cow stands. " * 9
         + "</module></schema>"
     )
     PROMPT = '<prompt schema="long"><a/><b/><c/>Where is it?</prompt>'

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
-from edge_pc.runtime.stats import COMPUTED
+from edge_pc.runtime.serving import COMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -162,7 +162,7 @@ class SchemaEncodings:
     def of_schema(self) -> list[Encoding]:
         """The encodings to make in advance: each module's own, and a joint one for each scaffold and for all together.
 
-        The only module of a schema has the joint encoding with the anonymous text alone: it is imported or nothing is.
+        The only module of a schema with text after it has the joint encoding alone: it is imported or nothing is.
         """
         singles = [] if self._has_only_module() else [path for path in self._layout.modules if self._cached(path)]
         groups: list[tuple[str, ...]] = [(path,) for path in singles]
@@ -338,9 +338,12 @@ class SchemaEncodings:
         return any(scaffold.scope == ROOT and not scaffold.name for scaffold in self._scaffolds)
 
     def _applicable_scaffolds(self) -> tuple[ScaffoldLayout, ...]:
-        """The declared scaffolds, or one around the only module of a schema: nothing else can be there or not."""
+        """The declared scaffolds, or one around the only module of a schema and the text after it, which may see it:
+        nothing else can be there or not."""
         declared = self._layout.scaffolds
         paths = [path for path in self._layout.modules if path != ROOT]
         if declared or len(paths) != 1 or not self._cached(paths[0]) or self._options.rule == "isolated":
             return tuple(scaffold for scaffold in declared if self._cached(scaffold.scope))
-        return (ScaffoldLayout("", ROOT, (paths[0],)),)
+        text_end = self._layout.modules[ROOT].position_ids.max(initial=-1)
+        only = ScaffoldLayout("", ROOT, (paths[0],))
+        return (only,) if text_end > self._layout.modules[paths[0]].start else ()

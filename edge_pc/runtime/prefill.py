@@ -16,8 +16,8 @@ from edge_pc.errors import CacheMissError, StatesError
 from edge_pc.progress import Progress
 from edge_pc.runtime.encoder import Encoder, Looked, Obtained
 from edge_pc.runtime.recompute import COMPUTED_ANYWAY, with_recomputed
-from edge_pc.runtime.serving import Fidelity, Serving
-from edge_pc.runtime.stats import COMPUTED, ModuleStats, PrefillStats, Started
+from edge_pc.runtime.serving import COMPUTED, Fidelity, Serving
+from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
 from edge_pc.runtime.watch import Watch
 from edge_pc.store import Miss
 

@@ -11,6 +11,9 @@ Fidelity = Literal["fast", "balanced", "full"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 DEFAULT_FIDELITY: Fidelity = "balanced"
 
+# The reason why a module's states were not reused: the wanted fidelity asks for its tokens themselves.
+COMPUTED = "computed with the prompt"
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:

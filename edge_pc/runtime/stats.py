@@ -7,9 +7,6 @@ from typing import Literal
 
 from edge_pc.backends.base import Logits
 
-# The reason why a module's states were not reused: the wanted fidelity asks for its tokens themselves.
-COMPUTED = "computed with the prompt"
-
 StopReason = Literal["eos", "length", "stop", "cancelled"]
 
 
