@@ -1,11 +1,12 @@
 """`python -m benchmarks accuracy`: are answers with reused states as right as those of full prefill, on real questions?
 
-Each item is answered greedily both ways, scored, and written into the report; after an interruption the next item
-follows, and data sets can be added later.
+Each item is answered greedily in full and at each level of fidelity, scored, and written into the report; after an
+interruption the next item follows, and data sets can be added later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from benchmarks.questions import Question, lay_out, question_of, task_of
 from benchmarks.rows import AccuracyRow, Compared, ScoredAnswer
 from edge_pc.bench.work import Work
 from edge_pc.errors import ContextLengthError, OptionError
+from edge_pc.runtime.serving import Fidelity
 
 tables = accuracy_tables.tables
 
@@ -32,10 +34,12 @@ class Settings:
     Attributes:
         datasets: files as `read_items` takes them; their names, without endings, name their rows.
         items: of each data set, from the first on.
+        levels: of fidelity.
     """
 
     datasets: tuple[Path, ...] = field(default=(), metadata={"adds_rows": True})
     items: int = field(default=100, metadata={"adds_rows": True})
+    levels: tuple[Fidelity, ...] = field(default=("fast", "balanced"), metadata={"adds_rows": True})
 
     @classmethod
     def quick(cls) -> Settings:
@@ -50,12 +54,14 @@ def measure(work: Work[AccuracyRow], settings: Settings) -> None:
         OptionError: a file is malformed, two have one name, or its answers cannot be scored.
     """
     keyed = _keyed_items(settings)
-    todo = [(key, item) for key, item in keyed.items() if work.section.row(key) is None]
+    todo = {key: [x for x in settings.levels if work.section.row(f"{key}/{x}") is None] for key in keyed}
+    todo = {key: levels for key, levels in todo.items() if levels}
     if todo:
         with open_lab(work) as lab:
-            for done, (key, item) in enumerate(todo, start=len(keyed) - len(todo)):
+            for done, (key, levels) in enumerate(todo.items(), start=len(keyed) - len(todo)):
                 work.progress(done, len(keyed), key)
-                work.section.add(measure_item(lab, item, key))
+                for row in measure_item(lab, keyed[key], key, levels):
+                    work.section.add(row)
     work.progress(len(keyed), len(keyed), "done")
 
 
@@ -72,37 +78,52 @@ def _keyed_items(settings: Settings) -> dict[str, Item]:
     return keyed
 
 
-def measure_item(lab: Lab, item: Item, key: str) -> AccuracyRow:
-    """One item both ways."""
-    compared, skipped = None, ""
+def measure_item(lab: Lab, item: Item, key: str, levels: Sequence[Fidelity]) -> list[AccuracyRow]:
+    """One item in full and at each level."""
+    compared: Sequence[Compared | None] = [None] * len(levels)
+    skipped = ""
     try:
-        compared = _compare(lab, question_of(item, lab))
+        compared = _compare(lab, question_of(item, lab), levels)
     except ContextLengthError as exc:
         skipped = exc.message.splitlines()[0]
-    dataset = key.partition("/")[0]
-    return AccuracyRow(
-        key=key, dataset=dataset, question=item.question, right=item.answers, compared=compared, skipped=skipped
-    )
+    return [
+        AccuracyRow(
+            key=f"{key}/{level}",
+            dataset=key.partition("/")[0],
+            fidelity=level,
+            question=item.question,
+            right=item.answers,
+            compared=each,
+            skipped=skipped,
+        )
+        for level, each in zip(levels, compared, strict=True)
+    ]
 
 
-def _compare(lab: Lab, question: Question) -> Compared:
+def _compare(lab: Lab, question: Question, levels: Sequence[Fidelity]) -> list[Compared]:
     most = question.task.max_tokens
     gold = lab.tokenizer.encode(question.item.answers[0])[:most]
     prompt = lay_out(question, lab)
     full = observe(lab, lab.full(prompt), gold, most)
-    cached = observe(lab, lab.cached(prompt), gold, most)
+    found = []
+    for level in levels:
+        ready = lab.cached(prompt, level)
+        cached = observe(lab, ready, gold, most, follow=full)
+        found.append(
+            Compared(
+                metric=question.task.metric,
+                documents=len(question.parts),
+                prompt_tokens=prompt.tokens,
+                computed_tokens=len(ready.plan.token_ids),
+                cut_tokens=question.cut_tokens,
+                full=_answer(lab, question, full),
+                cached=_answer(lab, question, cached),
+                agreement=agreement(full, cached),
+                parting=parting(full.answer, cached.answer, lab.tokenizer),
+            )
+        )
     lab.forget()
-    return Compared(
-        metric=question.task.metric,
-        documents=len(question.parts),
-        prompt_tokens=prompt.tokens,
-        computed_tokens=len(prompt.token_ids),
-        cut_tokens=question.cut_tokens,
-        full=_answer(lab, question, full),
-        cached=_answer(lab, question, cached),
-        agreement=agreement(full, cached),
-        parting=parting(full.answer, cached.answer, lab.tokenizer),
-    )
+    return found
 
 
 def _answer(lab: Lab, question: Question, observation: Observation) -> ScoredAnswer:

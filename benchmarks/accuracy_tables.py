@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.rows import AccuracyRow, Compared
+from benchmarks.rows import AccuracyRow, Agreement, Compared
 from benchmarks.statistics import mean_interval, paired_test
 from edge_pc.bench.tables import Table
 
@@ -19,12 +19,12 @@ def tables(rows: Sequence[AccuracyRow]) -> list[Table]:
     """Right answers both ways, agreement of all answers, data sets that lose, and the items that lost most."""
     by_dataset: dict[str, list[AccuracyRow]] = {}
     for row in rows:
-        by_dataset.setdefault(row.dataset, []).append(row)
+        by_dataset.setdefault(f"{row.dataset}, {row.fidelity}" if row.fidelity else row.dataset, []).append(row)
     found = [(name, rows, compared) for name, rows in by_dataset.items() if (compared := _compared(rows))]
     return [_right(found), _agreement(found), _losses(found), _lost(found)]
 
 
-# A data set's name, its rows, and those of them that were compared.
+# A data set's name and level, its rows, and those of them that were compared.
 DataSet = tuple[str, Sequence[AccuracyRow], Sequence[Compared]]
 
 
@@ -68,11 +68,20 @@ def _agreement(found: Sequence[DataSet]) -> Table:
         "> skipped": lambda line: str(len(line[1]) - len(line[2])),
         "> cut to the model's positions": lambda line: str(sum(item.cut_tokens > 0 for item in line[2])),
         "> tokens of a prompt": lambda line: f"{_mean([item.prompt_tokens for item in line[2]]):,.0f}",
+        "> computed": lambda line: f"{_mean([item.computed_tokens / item.prompt_tokens for item in line[2]]):.0%}",
+        "> KL of the answer (nats)": lambda line: _known(line[2], lambda a: a.answer_kl, 3, 1.0),
+        "> same likeliest tokens (%)": lambda line: _known(line[2], lambda a: a.same_tops, 1, _POINTS),
         "> KL of the first token (nats)": lambda line: mean_interval([i.agreement.kl for i in line[2]]).text(3),
         "> same first token": lambda line: f"{_mean([i.agreement.same_first_token for i in line[2]]):.0%}",
         "> same answer": lambda line: f"{_mean([i.agreement.edit_similarity == 1 for i in line[2]]):.0%}",
     }
     return Table.of("Agreement with full prefill", found, columns)
+
+
+def _known(compared: Sequence[Compared], value: Callable[[Agreement], float | None], digits: int, factor: float) -> str:
+    """The mean of a value that older reports lack."""
+    values = [found for item in compared if (found := value(item.agreement)) is not None]
+    return mean_interval(values).text(digits, factor=factor) if values else ""
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -25,6 +25,8 @@ from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.pml import Schema, Selection
 from edge_pc.runtime.encoder import Encoder
+from edge_pc.runtime.prefill import found_for, served_plan
+from edge_pc.runtime.serving import Fidelity
 from edge_pc.store import StateStore
 
 # Tokens of a full prefill that are computed again with each continuation: as many as a short question has, so that
@@ -120,10 +122,11 @@ class Lab:
         check_length(prompt, answer_tokens, self.spec.max_positions)
         return prompt
 
-    def cached(self, prompt: LaidOut) -> Ready:
-        """Get the states of a prompt's modules, from the store or by encoding them."""
-        states = [obtained.states for obtained in self._encoder.obtain(prompt.encodings)]
-        return Ready(prompt.cached_plan(states, exact=False), prompt.end)
+    def cached(self, prompt: LaidOut, fidelity: Fidelity = "fast") -> Ready:
+        """Get the states of a prompt's modules, from the store or by encoding them, and choose what is computed."""
+        served = self._encoder.serve(found_for(prompt, self._encoder, fidelity))
+        with closing(self.backend.new_context(prompt.tokens + 1)) as context:
+            return Ready(served_plan(context, prompt, served, fidelity), prompt.end)
 
     def full(self, prompt: LaidOut) -> Ready:
         """Compute a prompt in full, and keep all states but those of its last tokens in memory.
@@ -157,15 +160,18 @@ class Lab:
                 logits.append(self._decode(context, token, ready.end + len(token_ids) - 1))
         return Continuation(tuple(token_ids), tuple(logits))
 
-    def log_likelihoods(self, ready: Ready, answer: Sequence[int]) -> list[float]:
-        """Log probability of each token of a given answer, in nats, each after the tokens before it."""
-        found = []
+    def following(self, ready: Ready, answer: Sequence[int]) -> Iterator[Logits]:
+        """The logits `[vocab]` for each token of a given answer, each after the tokens before it."""
         with self._prefilled(ready, len(answer)) as (context, logits):
-            for index, token in enumerate(answer):
+            for index in range(len(answer)):
                 if index:
                     logits = self._decode(context, answer[index - 1], ready.end + index - 1)
-                found.append(log_probability(logits, token))
-        return found
+                yield logits
+
+    def log_likelihoods(self, ready: Ready, answer: Sequence[int]) -> list[float]:
+        """Log probability of each token of a given answer, in nats, each after the tokens before it."""
+        following = zip(self.following(ready, answer), answer, strict=True)
+        return [log_probability(logits, token) for logits, token in following]
 
     def forget(self) -> None:
         """Delete all stored states, so that the disk holds those of one item at a time."""

@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.lab import Continuation, Lab, Ready, log_probability
 from benchmarks.metrics import common_prefix, edit_similarity
 from benchmarks.rows import Agreement, Parting
+from edge_pc.backends.base import Logits
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.runtime.compare import kl_divergence
 
@@ -21,24 +22,36 @@ class Observation:
     Attributes:
         answer: the greedy one.
         gold_nats: log-likelihood of the right answer per token, in nats; None where it has no token.
+        following: logits for each token of another answer, where there is one to follow.
     """
 
     answer: Continuation
     gold_nats: float | None
+    following: tuple[Logits, ...] = ()
 
 
-def observe(lab: Lab, ready: Ready, gold: Sequence[int], max_tokens: int) -> Observation:
-    """Continue a prompt greedily, and measure the likelihood of the right answer's tokens `gold`."""
+def observe(
+    lab: Lab, ready: Ready, gold: Sequence[int], max_tokens: int, follow: Observation | None = None
+) -> Observation:
+    """Continue a prompt greedily, and measure the likelihood of the right answer's tokens `gold`.
+
+    Args:
+        follow: whose answer is followed, too.
+    """
     answer = lab.greedy(ready, max_tokens)
     likelihoods = lab.log_likelihoods(ready, gold) if gold else []
-    return Observation(answer, float(np.mean(likelihoods)) if likelihoods else None)
+    following = tuple(lab.following(ready, follow.answer.token_ids)) if follow else ()
+    return Observation(answer, float(np.mean(likelihoods)) if likelihoods else None, following)
 
 
 def agreement(full: Observation, cached: Observation) -> Agreement:
     """How much two ways to continue the same prompt agree."""
     answers = full.answer.token_ids, cached.answer.token_ids
     first_full, first_cached = full.answer.logits[0], cached.answer.logits[0]
+    pairs = list(zip(full.answer.logits, cached.following, strict=False))
     return Agreement(
+        answer_kl=round(float(np.mean([kl_divergence(*pair) for pair in pairs])), 5) if pairs else None,
+        same_tops=round(float(np.mean([np.argmax(a) == np.argmax(b) for a, b in pairs])), 5) if pairs else None,
         kl=round(kl_divergence(first_full, first_cached), 5),
         same_first_token=int(np.argmax(first_full)) == int(np.argmax(first_cached)),
         gold_full=None if full.gold_nats is None else round(full.gold_nats, 5),

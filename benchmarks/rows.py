@@ -162,6 +162,8 @@ class Agreement:
         same_tokens: tokens of the greedy answers before the first that differs.
         answer_tokens: tokens of the full one.
         edit_similarity: of the two greedy answers, 1 when they are the same.
+        answer_kl: as `kl`, averaged over the tokens of the full answer, each after the ones before it.
+        same_tops: share of these where both have the same likeliest token.
     """
 
     kl: float
@@ -171,6 +173,8 @@ class Agreement:
     edit_similarity: float
     gold_full: float | None = None
     gold_cached: float | None = None
+    answer_kl: float | None = None
+    same_tops: float | None = None
 
     @property
     def loss(self) -> float | None:
@@ -270,12 +274,14 @@ class AccuracyRow(Row):
 
     Attributes:
         dataset: the file's name without endings.
+        fidelity: level of reuse; empty for reports that were made before there were levels.
         question, right: and its right answers.
         compared: None where it was skipped.
         skipped: why.
     """
 
     dataset: str
+    fidelity: str = ""
     question: str
     right: tuple[str, ...]
     compared: Compared | None = None

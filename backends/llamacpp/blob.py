@@ -185,7 +185,7 @@ class BlobFormat:
         Raises:
             StatesError: cells of this model cannot be moved.
         """
-        copy = blob.copy()
+        copy: Bytes = blob.copy()
         self.frame(copy, positions + np.int32(shift))
         cells = len(positions)
         for layer in self.parts(copy, cells).keys:

@@ -30,7 +30,7 @@ class FullPrefill:
     def __init__(self, model: Path, threads: int, capacity: int) -> None:
         spec = ModelSpec.load(model)
         session = open_session(model, threads=threads, provider="cpu", verbose=False)
-        self._arena = Arena(paged_layout(spec, "float32"), capacity)
+        self._arena = Arena(paged_layout(spec, "float32"), spec.position, capacity)
         self._forward = Forward(session, spec, self._arena)
 
     def prefill(self, token_ids: IntArray, settings: Mapping[str, int]) -> Logits:

@@ -121,4 +121,5 @@ def from_json(data: dict[str, Any], place: Path) -> PositionEncoding:
         raise ModelError(f"{place}: the position encoding is {shown(kind)}, expected one of {', '.join(_ENCODINGS)}")
     encoding, table = _ENCODINGS[kind]
     fields = check_fields({f"position.{name}": value for name, value in data.items()}, table, place, "position.")
-    return encoding(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
+    return encoding(**values)

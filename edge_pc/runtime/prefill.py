@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from edge_pc.backends.base import Context
+from edge_pc.backends.base import Context, Plan
 from edge_pc.compose.encodings import Encoding
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import ROOT
@@ -65,17 +65,14 @@ def prefill_cached(
     """
     parsed = time.perf_counter()
     watch = watch or Watch()
-    found = _found(prompt, encoder, serving.fidelity)
+    found = found_for(prompt, encoder, serving.fidelity)
     if serving.strict:
         _refuse_misses(found)
     served = encoder.serve(found, watch.report)
     obtained = [states for _, states in served]
-    plan = prompt.cached_plan([o.states for o in obtained], exact=serving.fidelity == "full")
     planned = time.perf_counter()
     try:
-        approximate = _approximate(prompt, served)
-        if serving.fidelity == "balanced" and approximate:
-            plan = with_recomputed(context, plan, approximate)
+        plan = served_plan(context, prompt, served, serving.fidelity)
         chosen = time.perf_counter()
         prefilled = context.prefill(plan, watch.computed)
     except StatesError as exc:
@@ -104,7 +101,7 @@ def prefill_cached(
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
 
-def _found(prompt: LaidOut, encoder: Encoder, fidelity: Fidelity) -> list[Looked]:
+def found_for(prompt: LaidOut, encoder: Encoder, fidelity: Fidelity) -> list[Looked]:
     """What serves a prompt: all its encodings, or the first ones, whose states are as full prefill has them."""
     found = encoder.find(prompt)
     keys = {encoding.key for encoding in prompt.exact}
@@ -115,9 +112,19 @@ def _found(prompt: LaidOut, encoder: Encoder, fidelity: Fidelity) -> list[Looked
     return found
 
 
-def _approximate(prompt: LaidOut, served: Sequence[tuple[Encoding, Obtained]]) -> set[str]:
-    """The keys of states that are not as full prefill would have them."""
-    return {encoding.key for encoding, _ in served} - {encoding.key for encoding in prompt.exact}
+def served_plan(
+    context: Context, prompt: LaidOut, served: Sequence[tuple[Encoding, Obtained]], fidelity: Fidelity
+) -> Plan:
+    """The plan that injects what serves a prompt, and computes again what its fidelity asks for.
+
+    Raises:
+        StatesError: stored states cannot be used after all.
+    """
+    plan = prompt.cached_plan([obtained.states for _, obtained in served], exact=fidelity == "full")
+    approximate = {encoding.key for encoding, _ in served} - {encoding.key for encoding in prompt.exact}
+    if fidelity != "balanced" or not approximate:
+        return plan
+    return with_recomputed(context, plan, approximate)
 
 
 def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Watch | None = None) -> Started:
