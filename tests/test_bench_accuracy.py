@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from edge_pc.errors import OptionError
 from edge_pc.pml import build_prompt
 from edge_pc.progress import Progress
 from edge_pc.runtime.sampling import Sampling
-from edge_pc.runtime.serving import Serving
+from edge_pc.runtime.serving import Fidelity, Serving
 
 ITEM = Item("x", "musique", "Who of them?", (Document("A", "Ann and Bob."), Document("", "Cy is in town.")), ("Ann",))
 
@@ -85,7 +85,7 @@ def test_the_lab_answers_as_the_engine_does(lab: Lab, tiny_model: Path) -> None:
     with Engine(tiny_model) as engine:
         engine.load_schema(schema)
         for use_cache, ready in ways.items():
-            result = engine.generate(prompt, Sampling(max_tokens=12), Serving(use_cache=use_cache))
+            result = engine.generate(prompt, Sampling(max_tokens=12), Serving(use_cache, fidelity="fast"))
             answer = lab.greedy(ready, 12)
             assert answer.token_ids == result.token_ids
             assert len(answer.logits) == len(answer.token_ids) + (result.stop == "eos")
@@ -147,20 +147,22 @@ def test_every_item_is_measured_once_and_data_sets_can_be_added(
     measured: list[str] = []
     original = accuracy.measure_item
 
-    def counting(lab: Lab, item: Item, key: str) -> AccuracyRow:
+    def counting(lab: Lab, item: Item, key: str, levels: Sequence[Fidelity]) -> list[AccuracyRow]:
         if len(measured) == 2:
             measured.append("interrupted")
             raise KeyboardInterrupt
         measured.append(key)
-        return original(lab, item, key)
+        return original(lab, item, key, levels)
 
     monkeypatch.setattr(accuracy, "measure_item", counting)
     first = write(tmp_path / "first.jsonl")
     with pytest.raises(KeyboardInterrupt):
         run(report, tiny_model, first)
     saved = Report.load(tmp_path / "report.json")
-    assert [row.key for row in saved.rows("accuracy", AccuracyRow)] == ["first/i0", "first/i1"]
-    assert saved.tables("accuracy")[0].rows[0][:2] == ("first", "2"), "an interrupted bench shows what it has"
+    assert [row.key for row in saved.rows("accuracy", AccuracyRow)] == [
+        f"first/{item}/{level}" for item in ("i0", "i1") for level in ("fast", "balanced")
+    ]
+    assert saved.tables("accuracy")[0].rows[0][:2] == ("first, fast", "2"), "an interrupted bench shows what it has"
 
     second = write(tmp_path / "second.jsonl", dataset="qmsum")
     shown: list[Progress] = []
@@ -169,20 +171,21 @@ def test_every_item_is_measured_once_and_data_sets_can_be_added(
     assert shown[0] == Progress(2, 6, "first/i2")
     assert shown[-1] == Progress(6, 6, "done")
     right = {(row[0], row[1], row[2]) for row in saved.tables("accuracy")[0].rows}
-    assert ("first", "3", "f1 (its own, %)") in right
-    assert ("second", "3", "rouge_l (its own, %)") in right
-    assert ("second", "3", "substring (%)") in right
+    assert ("first, balanced", "3", "f1 (its own, %)") in right
+    assert ("second, balanced", "3", "rouge_l (its own, %)") in right
+    assert ("second, balanced", "3", "substring (%)") in right
 
     # Nothing is left to do: the model is not even opened.
     monkeypatch.setattr(accuracy, "open_lab", None)
     again = Report.load(tmp_path / "report.json")
-    assert len(run(again, tiny_model, first)) == 6
+    assert len(run(again, tiny_model, first)) == 12
     assert not list(Path(tmp_path).glob("**/edge-pc-bench-*"))
 
 
 def test_rows_say_what_was_measured(tmp_path: Path, tiny_model: Path, report: Report) -> None:
     path = write(tmp_path / "long.jsonl", 1, docs=[{"title": "", "text": "Ann is here. " * 200}])
-    (row,) = run(report, tiny_model, path)
+    fast, row = run(report, tiny_model, path)
+    assert (fast.fidelity, row.fidelity) == ("fast", "balanced")
     assert row.right == ("Ann",)
     assert row.compared is not None
     assert row.compared.cut_tokens > 0
@@ -190,15 +193,17 @@ def test_rows_say_what_was_measured(tmp_path: Path, tiny_model: Path, report: Re
     assert row.compared.computed_tokens < 100
     # One document sees everything before it: reuse is full prefill.
     assert row.compared.agreement.kl == pytest.approx(0, abs=1e-6)
+    assert row.compared.agreement.answer_kl == pytest.approx(0, abs=1e-6)
+    assert row.compared.agreement.same_tops == 1
     assert row.compared.full == row.compared.cached
     assert row.compared.parting is None
-    assert report.tables("accuracy")[1].rows[0][:4] == ("long", "1", "0", "1"), "one item, none skipped, one cut"
+    assert report.tables("accuracy")[1].rows[0][:4] == ("long, fast", "1", "0", "1"), "one item, none skipped, one cut"
 
 
 def test_an_item_that_cannot_fit_is_counted_and_the_bench_goes_on(
     tmp_path: Path, tiny_model: Path, report: Report
 ) -> None:
-    (row,) = run(report, tiny_model, write(tmp_path / "a.jsonl", 1, input="why " * 500))
+    row, _ = run(report, tiny_model, write(tmp_path / "a.jsonl", 1, input="why " * 500))
     assert "the model has room for 1024" in row.skipped
     assert row.compared is None
     assert all(not table.rows for table in report.tables("accuracy"))
