@@ -44,6 +44,7 @@ def test_a_case_is_measured_both_ways(
     tmp_path: Path, roomy_model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comparison = Comparison(
+        needed="fast",
         full_ttft_ms=900.0,
         cached_ttft_ms=30.0,
         in_place_ttft_ms=29.0,

@@ -189,7 +189,7 @@ def test_each_token_is_computed_once_where_states_cannot_be_kept(
     with Engine(tiny_model, cache_dir=folder, max_store_bytes=limit) as engine, caplog.at_level(logging.WARNING):
         engine.load_schema(nested_schema(depth, "false" if why == "cache=false" else "true"))
         prompt = nested_prompt(depth)
-        result = engine.generate(prompt, Sampling(max_tokens=2))
+        result = engine.generate(prompt, Sampling(max_tokens=2), Serving(fidelity="fast"))
         # The uncached module is computed for the prompt, and once more as what its inner modules attend to.
         uncached = engine.lay_out(prompt).schema.modules["part1"]
         twice = len(uncached.token_ids) if why == "cache=false" and depth > 1 else 0

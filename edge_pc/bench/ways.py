@@ -112,7 +112,9 @@ class EngineWays:
         """Serve the prompt up to its second token, and keep its context open; the caller closes it."""
         prompt = self.engine.lay_out(case.prompt)
         context: Context = self.engine.backend.new_context(prompt.tokens + 1)
-        started = prefill_cached(context, prompt, self.engine.encoder, time.perf_counter(), Serving(strict=True))
+        started = prefill_cached(
+            context, prompt, self.engine.encoder, time.perf_counter(), Serving(fidelity="fast", strict=True)
+        )
         self._next_token(context, int(np.argmax(started.logits)), started.position)
         return context
 
