@@ -134,7 +134,7 @@ class EngineWays:
         submitted = time.perf_counter()
         prompt = self.engine.lay_out(case.prompt)
         with closing(self.engine.backend.new_context(prompt.tokens + LATER_TOKENS + 1)) as context:
-            started = prefill_cached(context, prompt, self.engine.encoder, submitted)
+            started = prefill_cached(context, prompt, self.engine.encoder, submitted, Serving(fidelity="fast"))
             token = int(np.argmax(started.logits))
             ttft = time.perf_counter() - submitted
             later = self._later_ms(context, token, started.position, later_tokens)
