@@ -159,10 +159,11 @@ def _lack(exc: Exception) -> tuple[str, str | None] | None:
         return "there is not enough memory", "close other programs, or raise the limit (ulimit -v, a cgroup)"
     if isinstance(exc, OSError):
         stdout = give_up_stdout()
-        if stdout is None and exc.filename:
-            return f"{exc.filename}: {why(exc)}", None
-        # What is longer than a buffer is refused at once, and nothing is left to give up.
-        return f"stdout cannot be written: {stdout or why(exc)}", None
+        if stdout is None and not exc.filename and exc.errno in (errno.EBADF, errno.ENOSPC):
+            stdout = why(exc)  # what is longer than a buffer is refused at once, and nothing is left to give up
+        if stdout is not None:
+            return f"stdout cannot be written: {stdout}", None
+        return f"{exc.filename}: {why(exc)}" if exc.filename else why(exc), None
     library = (exc.name or "").partition(".")[0] if isinstance(exc, ImportError) else ""
     if isinstance(exc, ImportError) and library != "edge_pc":
         hint = "reinstall edge-prompt-cache; edge-pc doctor says more"
