@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_pc.backends.llamacpp.describe import check_readable, describe
+from edge_pc.backends.llamacpp.describe import check
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.errors import EdgePCError, ModelError
@@ -27,7 +27,6 @@ def main() -> None:
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))
         try:
-            check_readable(path)
             compute(library, path)
             said = "ok"
         except EdgePCError as exc:
@@ -37,10 +36,11 @@ def main() -> None:
 
 def compute(library: Any, path: Path) -> None:
     """A prefill of a few tokens by libllama alone, so that whatever it trusts in a file is used."""
+    checked = check(path)
     model = library.llama_model_load_from_file(os.fsencode(path), model_params(library))
     if not model:
         raise ModelError(f"libllama cannot open {path}")
-    describe(path).tokenizer.encode("the user and 12\n")  # before a context is made, as in the backend
+    checked.describe().tokenizer.encode("the user and 12\n")  # before a context is made, as in the backend
     params = library.llama_context_default_params()
     params.n_ctx, params.n_threads, params.n_threads_batch = 64, 1, 1
     context = library.llama_init_from_model(model, params)

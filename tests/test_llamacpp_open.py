@@ -13,6 +13,7 @@ import mutations
 import numpy as np
 import pytest
 import tiny
+import xxhash
 
 from edge_pc import Engine
 from edge_pc.backends import open_backend
@@ -63,6 +64,20 @@ def test_amx_is_not_used_because_it_may_kill_the_process(amx: str, repacks: bool
     )
     params = model_params(library)
     assert (params.use_extra_bufts, params.n_gpu_layers) == (repacks, 0)
+
+
+def test_a_file_is_hashed_once(tiny_gguf: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, digest, hashed = tiny_gguf.read_bytes(), xxhash.xxh3_128_hexdigest, []
+
+    def counted(data: Any) -> str:
+        hashed.append(bytes(data[:]) == content)
+        return digest(data)
+
+    monkeypatch.setattr(xxhash, "xxh3_128_hexdigest", counted)
+    first = logits(tiny_gguf)
+    assert hashed.count(True) == 1, "opened for the first time"
+    assert np.array_equal(logits(tiny_gguf), first)
+    assert hashed.count(True) == 1, "opened again"
 
 
 class TestRefused:

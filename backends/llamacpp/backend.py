@@ -14,7 +14,7 @@ import numpy as np
 from edge_pc.backends.base import DecodeStep, Logits
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.context import LlamaCppContext
-from edge_pc.backends.llamacpp.describe import check_readable, describe
+from edge_pc.backends.llamacpp.describe import check
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
@@ -50,9 +50,8 @@ class LlamaCppBackend:
     name = "llamacpp"
 
     def __init__(self, path: Path, options: LlamaCppOptions = LlamaCppOptions(), n_ctx: int | None = None) -> None:
-        if not path.is_file():
-            raise ModelError(f"{path}: no such file")
         library = load_library()
+        checked = check(path)
         native_log.attach(library, verbose=options.verbose)
         self._library = library
         self._threads = options.threads or allowed_cpus()
@@ -62,7 +61,7 @@ class LlamaCppBackend:
         self._thread = NativeThread()
         try:
             loading = self._thread.begin(partial(self._load, path))  # meanwhile the file's own words are read
-            described = describe(path)
+            described = checked.describe()
             described.chat_template.prepare()
             loading()
             self.spec = described.spec
@@ -141,7 +140,6 @@ class LlamaCppBackend:
 
 def _open_model(library: ModuleType, path: Path, wanted: Callable[[], bool]) -> Any:
     """Load a file as long as it is wanted."""
-    check_readable(path)
     params = model_params(library)
     params.progress_callback = library.llama_progress_callback(lambda *_: wanted())
     native_log.take_error()

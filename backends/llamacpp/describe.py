@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,34 +31,54 @@ _ALIBI = frozenset({"bloom", "refact"})
 _ALIBI_AT_LAYERS = ("baichuan", 40)  # only the larger one of the two models of this name
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedFile:
+    """A GGUF file that libllama can be trusted with.
+
+    Attributes:
+        fingerprint: hash of its content.
+        file: what was read; None when a description of this content is kept, which is whole.
+    """
+
+    fingerprint: str
+    file: GGUFFile | None
+
+    def describe(self) -> Description:
+        """What it says of itself.
+
+        Raises:
+            ModelError: something in it is not supported.
+        """
+        kept = _kept(self.fingerprint)
+        if self.file is None:
+            return _described(kept, self.fingerprint)
+        with TemporaryDirectory(prefix="edge-pc-") as temporary:
+            made = Path(temporary) / "model"
+            made.mkdir()
+            _write(self.file, made)
+            # A home that cannot be written only makes the next start slow.
+            with suppress(OSError):
+                _keep(made, kept)
+            return _described(made, self.fingerprint)
+
+
+def check(path: Path) -> CheckedFile:
+    """Hash a GGUF file, and check its structure unless a file of this content passed before.
+
+    Raises:
+        ModelError: it is missing or broken.
+    """
+    fingerprint = fingerprint_of(path)
+    return CheckedFile(fingerprint, None if _is_whole(_kept(fingerprint)) else check_gguf(path))
+
+
 def describe(path: Path) -> Description:
     """Describe a GGUF file.
 
     Raises:
         ModelError: it is missing or broken, or something in it is not supported.
     """
-    fingerprint = fingerprint_of(path)
-    kept = _kept(fingerprint)
-    if not _is_whole(kept):
-        with TemporaryDirectory(prefix="edge-pc-") as temporary:
-            made = Path(temporary) / "model"
-            made.mkdir()
-            _write(check_gguf(path), made)
-            # A home that cannot be written only makes the next start slow.
-            with suppress(OSError):
-                _keep(made, kept)
-            return _described(made, fingerprint)
-    return _described(kept, fingerprint)
-
-
-def check_readable(path: Path) -> None:
-    """Refuse a file that libllama cannot be trusted with; a file that was described before is not read again.
-
-    Raises:
-        ModelError: it is missing or broken.
-    """
-    if not _is_whole(_kept(fingerprint_of(path))):
-        check_gguf(path)
+    return check(path).describe()
 
 
 def fingerprint_of(path: Path) -> str:
