@@ -7,6 +7,8 @@ from pathlib import Path
 
 from edge_pc.store.format import Metadata
 
+_OF_METADATA = ("key", "model", "schema", "module", "layout", "dtype", "tokens", "checksum", "created")
+
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
@@ -41,21 +43,8 @@ class EntryInfo:
     @classmethod
     def of(cls, metadata: Metadata, nbytes: int, path: Path) -> EntryInfo:
         """What a file says of itself; it says nothing of its uses."""
-        return cls(
-            metadata.key,
-            metadata.model,
-            metadata.schema,
-            metadata.module,
-            metadata.layout,
-            metadata.dtype,
-            metadata.tokens,
-            nbytes,
-            metadata.checksum,
-            metadata.created,
-            last_used=metadata.created,
-            hits=0,
-            path=path,
-        )
+        said = {name: getattr(metadata, name) for name in _OF_METADATA}
+        return cls(**said, nbytes=nbytes, last_used=metadata.created, hits=0, path=path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,6 @@ from typing import Any
 from edge_pc.store.format import MAX_TIME, is_key
 from edge_pc.store.info import EntryInfo
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (
-    key TEXT PRIMARY KEY,
-    model TEXT NOT NULL,
-    schema TEXT NOT NULL,
-    module TEXT NOT NULL,
-    layout TEXT NOT NULL,
-    dtype TEXT NOT NULL,
-    tokens INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL,
-    checksum TEXT NOT NULL,
-    created REAL NOT NULL,
-    last_used REAL NOT NULL,
-    hits INTEGER NOT NULL,
-    identity TEXT NOT NULL
-) WITHOUT ROWID
-"""
 # What of `EntryInfo` is in the table, and its types; the path follows from the key.
 _COLUMNS: dict[str, type] = {
     "key": str,
@@ -43,6 +26,9 @@ _COLUMNS: dict[str, type] = {
     "last_used": float,
     "hits": int,
 }
+_SQL_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL"}
+_TYPED = ", ".join(f"{name} {_SQL_TYPES[kind]} NOT NULL" for name, kind in _COLUMNS.items())
+SCHEMA = f"CREATE TABLE IF NOT EXISTS entries ({_TYPED}, identity TEXT NOT NULL, PRIMARY KEY (key)) WITHOUT ROWID"
 SELECT = f"SELECT {', '.join(_COLUMNS)}, identity FROM entries"
 INSERT = f"INSERT INTO entries ({', '.join(_COLUMNS)}, identity) VALUES ({'?, ' * len(_COLUMNS)}?)"
 RENEW = (
