@@ -74,17 +74,8 @@ def _write(model: Source, folder: Path, bits: Bits, progress: OnProgress) -> Non
 
 
 def _spec(model: Source, bits: Bits) -> ModelSpec:
-    config = model.weights.config
     return ModelSpec(
-        architecture=config.architecture,
-        layers=config.layers,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-        position=config.rotary,
+        **model.weights.config.sizes(),
         quantization=_QUANTIZATION[bits],
         bos_id=model.bos_id,
         eos_ids=model.eos_ids,

@@ -87,16 +87,8 @@ def _config(file: GGUFFile, tied: bool) -> LlamaConfig:
     if not isinstance(sizes.position, RotaryEncoding):
         raise ModelError(f"{file.path} is not supported: {sizes.position.fixed}")
     return LlamaConfig(
-        architecture=SUPPORTED,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        hidden_size=sizes.hidden_size,
+        **sizes.sizes(),
         intermediate_size=fields["feed_forward_length"],
-        vocab_size=sizes.vocab_size,
-        max_positions=sizes.max_positions,
         norm_epsilon=fields["attention.layer_norm_rms_epsilon"],
-        rotary=sizes.position,
         tied_embeddings=tied,
     )

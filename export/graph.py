@@ -130,7 +130,7 @@ class _Graph:
         """Rotates a packed [B, N, heads × head_dim] tensor by the explicit positions."""
         return self.node(
             "RotaryEmbedding", [x, "position_ids", "cos_cache", "sin_cache"], name, domain="com.microsoft",
-            interleaved=int(self.config.rotary.interleaved), num_heads=heads,
+            interleaved=int(self.config.position.interleaved), num_heads=heads,
         )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def build(weights: LlamaWeights, folder: Path, bits: int, progress: OnProgress =
 def _rotary_caches(graph: _Graph) -> None:
     """Cosines and sines `[max_positions, dims / 2]` of every angle."""
     config = graph.config
-    frequencies = np.array(config.rotary.frequencies, dtype=np.float64)
+    frequencies = np.array(config.position.frequencies, dtype=np.float64)
     for name, function in (("cos_cache", np.cos), ("sin_cache", np.sin)):
         cache = np.empty((config.max_positions, len(frequencies)), dtype=np.float32)
         for start in range(0, len(cache), PAGE):  # in 64 bit all at once, they would take several times the memory

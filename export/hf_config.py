@@ -98,7 +98,7 @@ def read_config(folder: Path) -> LlamaConfig:
         vocab_size=fields["vocab_size"],
         max_positions=fields["max_position_embeddings"],
         norm_epsilon=fields["rms_norm_eps"],
-        rotary=RotaryEncoding(_frequencies(base, head_dim, scaling), interleaved=False),
+        position=RotaryEncoding(_frequencies(base, head_dim, scaling), interleaved=False),
         tied_embeddings=fields["tie_word_embeddings"],
     )
 

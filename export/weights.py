@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edge_pc.errors import ModelError
 from edge_pc.models.positions import RotaryEncoding
+from edge_pc.models.spec import ModelSizes
 from edge_pc.system.sizes import format_size
 
 FloatArray = NDArray[np.float32]
@@ -25,29 +26,19 @@ _MAX_ROTARY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LlamaConfig:
+class LlamaConfig(ModelSizes):
     """Sizes and constants of a llama-family model.
 
     Attributes:
-        architecture: `llama` or `mistral`.
-        layers, heads, kv_heads, head_dim, hidden_size, intermediate_size, vocab_size: sizes.
-        max_positions: positions the model was made for, in tokens.
+        position: by rotation.
+        intermediate_size: of the feed-forward network.
         norm_epsilon: of every RMS norm.
-        rotary: the position encoding.
         tied_embeddings: the output matrix is the embedding matrix; there is no tensor `lm_head`.
     """
 
-    architecture: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden_size: int
+    position: RotaryEncoding
     intermediate_size: int
-    vocab_size: int
-    max_positions: int
     norm_epsilon: float
-    rotary: RotaryEncoding
     tied_embeddings: bool
 
     def __post_init__(self) -> None:
@@ -59,9 +50,9 @@ class LlamaConfig:
             raise ModelError(f"{self.heads} attention heads cannot share {self.kv_heads} KV heads evenly")
         if self.head_dim % 2:
             raise ModelError(f"the model's head_dim is {self.head_dim}, expected an even number")
-        if self.rotary.dims != self.head_dim:
+        if self.position.dims != self.head_dim:
             raise ModelError(
-                f"only {self.rotary.dims} of each head's {self.head_dim} dimensions are rotated; "
+                f"only {self.position.dims} of each head's {self.head_dim} dimensions are rotated; "
                 "expected all of them, as in every llama model"
             )
         nbytes = self.max_positions * self.head_dim * 4

@@ -190,7 +190,7 @@ def test_linear_scaling_and_factors_of_a_gguf(tiny_gguf: Path, tmp_path: Path) -
     from edge_pc.models.gguf_file import GGUFFile
 
     def found(path: Path) -> tuple[float, ...]:
-        return read_gguf(GGUFFile(path)).config.rotary.frequencies
+        return read_gguf(GGUFFile(path)).config.position.frequencies
 
     plain = np.array(tiny.frequencies(TinyModel()))
     scaled = tiny.write_gguf(tmp_path / "a.gguf", TinyModel(rope_scaling={"rope_type": "linear", "factor": 4.0}))

@@ -61,7 +61,7 @@ def config(model: TinyModel) -> LlamaConfig:
         vocab_size=len(vocabulary()[0]),
         max_positions=model.max_positions,
         norm_epsilon=1e-5,
-        rotary=RotaryEncoding(frequencies(model), interleaved=False),
+        position=RotaryEncoding(frequencies(model), interleaved=False),
         tied_embeddings=model.tied_embeddings,
     )
 

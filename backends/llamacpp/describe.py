@@ -121,15 +121,7 @@ def _write(file: GGUFFile, folder: Path) -> None:
     if text.chat_template is not None:
         (folder / TEMPLATE_FILE).write_text(text.chat_template, encoding="utf-8", newline="")
     ModelSpec(
-        architecture=sizes.architecture,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        hidden_size=sizes.hidden_size,
-        vocab_size=sizes.vocab_size,
-        max_positions=sizes.max_positions,
-        position=sizes.position,
+        **sizes.sizes(),
         quantization=_quantization(file),
         bos_id=text.bos_id,
         eos_ids=text.eos_ids,

@@ -7,7 +7,6 @@ twice or a type that it has no kernel for, and reads beyond an array that is sho
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from edge_pc.models.chat_template import MAX_TEMPLATE
 from edge_pc.models.fields import Field, check_fields, number, shown, whole
 from edge_pc.models.gguf_file import FLOAT32, INT32, GGUFFile
 from edge_pc.models.gguf_rotary import position_of
-from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS, OpaqueEncoding, RotaryEncoding
-from edge_pc.models.spec import MAX_HEADS, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
+from edge_pc.models.positions import MAX_HEAD_DIM, MAX_POSITIONS
+from edge_pc.models.spec import MAX_HEADS, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelSizes
 
 _EXPERTS = whole(0, 512)
 _EPSILON = number(0, 1)
@@ -69,21 +68,6 @@ _ALIGNMENT = 32  # of libllama's buffers, which tensors of a mapped file become
 _WEIGHTLESS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFSizes:
-    """Sizes of the model in a GGUF file, each the same in every layer."""
-
-    architecture: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden_size: int
-    max_positions: int
-    vocab_size: int
-    position: RotaryEncoding | OpaqueEncoding
-
-
 def check_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file after a check of its whole structure, its sizes, its vocabulary and its tensors' types.
 
@@ -122,7 +106,7 @@ def tokenizer_fields(file: GGUFFile) -> dict[str, Any]:
     return found
 
 
-def model_sizes(file: GGUFFile) -> GGUFSizes:
+def model_sizes(file: GGUFFile) -> ModelSizes:
     """The sizes of a model whose layers are all alike and whose positions are encoded by rotation.
 
     Raises:
@@ -148,7 +132,7 @@ def model_sizes(file: GGUFFile) -> GGUFSizes:
         raise ModelError(
             f"{file.path}: {architecture}.rope.dimension_count is {dims}, expected an even number up to {head_dim}"
         )
-    return GGUFSizes(
+    return ModelSizes(
         architecture=architecture,
         layers=size("block_count"),
         heads=heads,

@@ -6,6 +6,7 @@ states of a model are not found any more once its files were changed.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -45,20 +46,14 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """Sizes and identity of a model.
+class ModelSizes:
+    """Sizes of a model, each the same in every layer.
 
     Attributes:
         architecture: `llama`, …
         layers, heads, kv_heads, head_dim, hidden_size, vocab_size: sizes.
         max_positions: positions the model was made for, in tokens.
         position: how it encodes positions.
-        quantization: of the weights as they are run (`q8_block32`, `float32`, `Q4_1`, …).
-        fingerprint: hash over the weights, the tokenizer and every parameter above; the model's identity in store keys.
-        bos_id: the token that must stand at position 0, or None when the model wants none.
-        eos_ids: tokens that end an answer.
-        special_tokens: what chat templates may ask for: `bos_token`, `eos_token`, … → the token's text.
-        exporter: what wrote this (`edge-pc 0.1.0`), empty when read from a GGUF directly.
     """
 
     architecture: str
@@ -70,6 +65,25 @@ class ModelSpec:
     vocab_size: int
     max_positions: int
     position: PositionEncoding
+
+    def sizes(self) -> dict[str, Any]:
+        """These fields by name, whatever else a subclass has."""
+        return {size.name: getattr(self, size.name) for size in dataclasses.fields(ModelSizes)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec(ModelSizes):
+    """Sizes and identity of a model.
+
+    Attributes:
+        quantization: of the weights as they are run (`q8_block32`, `float32`, `Q4_1`, …).
+        fingerprint: hash over the weights, the tokenizer and every other parameter; the model's identity in store keys.
+        bos_id: the token that must stand at position 0, or None when the model wants none.
+        eos_ids: tokens that end an answer.
+        special_tokens: what chat templates may ask for: `bos_token`, `eos_token`, … → the token's text.
+        exporter: what wrote this (`edge-pc 0.1.0`), empty when read from a GGUF directly.
+    """
+
     quantization: str
     bos_id: int | None
     eos_ids: tuple[int, ...]
