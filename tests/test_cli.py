@@ -22,7 +22,13 @@ from edge_pc.runtime.sampling import RANGES, Sampling
 
 HEAVY = {
     "numpy", "onnx", "onnxruntime", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers", "llama_cpp",
-    "sqlite3", "xxhash", "filelock", "platformdirs", "defusedxml", "asyncio", "importlib.metadata",
+    "sqlite3", "xxhash", "filelock", "platformdirs", "defusedxml", "asyncio", "importlib.metadata", "statistics",
+}  # fmt: skip
+
+# All that `edge-pc --help` needs of this package: no command, no option, no backend.
+FIRST = {
+    "edge_pc", "edge_pc._version", "edge_pc.errors", "edge_pc.cli", "edge_pc.cli.clock", "edge_pc.cli.streams",
+    "edge_pc.system", "edge_pc.system.sizes", "edge_pc.system.text",
 }  # fmt: skip
 
 
@@ -57,6 +63,22 @@ def test_import_and_help_load_nothing_heavy(code: str) -> None:
     check = f"import sys\n{code}\nprint(*sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
     child = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert child.stderr.split() == []
+
+
+def test_the_first_help_imports_no_command() -> None:
+    check = "import sys; from edge_pc.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    child = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    imported = {name for name in child.stderr.split() if name.partition(".")[0] == "edge_pc"}
+    assert imported - FIRST == set()
+    assert "Answer a question about text files." in child.stdout
+
+
+def test_the_first_help_says_of_a_command_what_the_command_says() -> None:
+    listed = " ".join(cli.get_help(click.Context(cli)).split())
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert f"{name} {command.get_short_help_str(200)}" in listed
 
 
 def test_version_is_stated_once() -> None:

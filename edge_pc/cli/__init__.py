@@ -27,18 +27,19 @@ ENVIRONMENT_LACKS = 3
 INTERRUPTED = 130
 READER_GONE = 141
 
-# In the order in which a newcomer needs them.
+# Name → (module, first line of its help), in the order in which a newcomer needs them. The line stands here too, so that
+# `--help` imports no command.
 _COMMANDS = {
-    "ask": "ask:ask",
-    "run": "run:run",
-    "encode": "encode:encode",
-    "schema": "schema:schema",
-    "cache": "cache:cache",
-    "pull": "models:pull",
-    "export": "models:export",
-    "doctor": "doctor:doctor",
-    "bench": "bench:bench",
-    "completion": "completion:completion",
+    "ask": ("ask", "Answer a question about text files."),
+    "run": ("run", "Answer a PML prompt against its schema."),
+    "encode": ("encode", "Compute the states of a schema's modules and store them."),
+    "schema": ("schema", "Check a schema, or show its modules, positions and lengths."),
+    "cache": ("cache", "Look at the stored KV states, check them, remove them."),
+    "pull": ("models", "Download a model by its name: smollm2."),
+    "export": ("models", "Make a model ready to run."),
+    "doctor": ("doctor", "Check that this machine and this environment can run edge-pc."),
+    "bench": ("bench", "Measure what reuse gives on this machine, and compare machines."),
+    "completion": ("completion", "Print a shell's completion script."),
 }
 
 EPILOG = """Every option can also be set by a variable: EDGE_PC_MAX_TOKENS sets --max-tokens. The command line wins.
@@ -76,9 +77,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"edge_pc.cli.{module}"), name)
+        module, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"edge_pc.cli.{module}"), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in _COMMANDS.items()])
 
 
 @click.group(
