@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_pc.errors import OptionError
@@ -32,6 +33,7 @@ class BackendEntry:
         describe: what of a model deals with text, read without its weights.
         probe: loads the library and computes a little with it; facts for people, by name. A library built for another
             CPU kills the process, so it is called in its own process.
+        baseline: the module that benches measure this backend with; `load_baseline` says what it has.
     """
 
     name: str
@@ -44,6 +46,18 @@ class BackendEntry:
     open: Callable[[Path, Any], Backend[Any]]
     describe: Callable[[Path], Description]
     probe: Callable[[], dict[str, str]]
+    baseline: str
+
+    def load_baseline(self) -> Any:
+        """The module `baseline`. It has:
+
+        - `FullPrefill(model, threads, capacity)`: full prefill by the backend's library alone, with
+          `prefill(token_ids, settings)` (int32 `[n]` → logits of the last token, float32 `[vocab]`) and `close()`;
+        - `CHOICES`: the settings to try, those of the engine first;
+        - `fair_weights(model)`: the file or folder to measure, made if need be;
+        - `kernels(instruction_sets)`: the instruction sets that its library uses on such a CPU, in words.
+        """
+        return import_module(self.baseline)
 
     def make_options(self, values: Mapping[str, Any]) -> Any:
         """The backend's options from values by name.

@@ -8,9 +8,17 @@ from typing import Any
 import click
 
 from benchmarks.benches import EXPERIMENTS
-from edge_pc.bench.report import Report
 from edge_pc.cli import main
-from edge_pc.cli.bench import InOrder, Measurement, measurement_options, measuring_command, run, write
+from edge_pc.cli.bench import (
+    InOrder,
+    Measurement,
+    measurement_options,
+    measuring_command,
+    name_option,
+    reports_argument,
+    run,
+    write_comparison,
+)
 from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.cli.values import PATH
@@ -54,22 +62,14 @@ def run_all(datasets: tuple[Path, ...], measurement: Measurement, output: Output
 
 
 @experiments.command("compare", cls=GroupedCommand)
-@click.argument("reports", type=PATH, metavar="A.json B.json...", nargs=-1, required=True)
-@option(
-    "-o",
-    "--name",
-    type=PATH,
-    metavar="NAME",
-    default="edge-pc-machines",
-    show_default=True,
-    help="NAME.md, .html and .png.",
-)
-def compare(reports: tuple[str, ...], name: str) -> None:
+@reports_argument
+@name_option
+@output_options
+def compare(reports: tuple[str, ...], name: str, output: OutputOptions) -> None:
     """As `edge-pc bench compare`, with what explains the difference."""
     from benchmarks import explain
 
-    document = explain.compare([Report.load(Path(path)) for path in reports])
-    write(document, Path(f"{name}.html"), Path(f"{name}.md"))
+    write_comparison(explain.compare, reports, name, Output(output))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,9 @@ from benchmarks.metrics import METRICS, best
 from benchmarks.observe import Observation, agreement, observe, parting
 from benchmarks.questions import Question, lay_out, question_of, task_of
 from benchmarks.rows import AccuracyRow, Compared, ScoredAnswer
-from edge_pc.bench.work import Work
+from edge_pc.bench.work import Bench, Work
 from edge_pc.errors import ContextLengthError, OptionError
 from edge_pc.runtime.serving import Fidelity
-
-tables = accuracy_tables.tables
 
 # Counted for every data set, beside its own metric.
 WORD_METRICS = ("f1", "substring", "rouge_l")
@@ -133,3 +131,13 @@ def _answer(lab: Lab, question: Question, observation: Observation) -> ScoredAns
     scored = text if question.task.metric == "rouge_l" else text.partition("\n")[0]
     names = dict.fromkeys([question.task.metric, *WORD_METRICS])
     return ScoredAnswer(text, {name: round(best(METRICS[name], scored, question.item.answers), 5) for name in names})
+
+
+BENCH = Bench(
+    title="Accuracy",
+    row=AccuracyRow,
+    settings=Settings,
+    measure=measure,
+    tables=accuracy_tables.tables,
+    one_backend=True,
+)

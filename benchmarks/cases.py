@@ -10,9 +10,8 @@ from statistics import median
 
 from benchmarks.rows import CaseAnswer, CaseRow
 from edge_pc import schemas
-from edge_pc.bench.baseline import TITLES
-from edge_pc.bench.tables import Table, milliseconds
-from edge_pc.bench.work import Work
+from edge_pc.bench.tables import TITLES, Table, milliseconds
+from edge_pc.bench.work import Bench, Work
 from edge_pc.engine import Engine
 from edge_pc.pml.prompt import load_prompt
 from edge_pc.runtime.sampling import Sampling
@@ -111,3 +110,12 @@ def tables(rows: Sequence[CaseRow]) -> list[Table]:
         "answer, reuse": lambda row: row.cached.text,
     }
     return [Table.of("Times, and both answers", rows, columns)]
+
+
+BENCH = Bench(
+    title="Applications",
+    row=CaseRow,
+    settings=Settings,
+    measure=measure,
+    tables=tables,
+)

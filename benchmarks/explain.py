@@ -22,14 +22,13 @@ from benchmarks.rates import measure_rates
 from benchmarks.rows import Fit, Rates, RatesRow
 from benchmarks.weights import weights
 from edge_pc.bench import comparison
-from edge_pc.bench.baseline import TITLES
 from edge_pc.bench.comparison import common_backends
 from edge_pc.bench.document import Document, Part
 from edge_pc.bench.facts import letter
 from edge_pc.bench.report import Report
 from edge_pc.bench.rows import TtftRow
-from edge_pc.bench.tables import Table
-from edge_pc.bench.work import Work, model_path
+from edge_pc.bench.tables import TITLES, Table
+from edge_pc.bench.work import Bench, Work
 
 # Bytes of a number in the KV cache that attention reads.
 KV_NUMBER_BYTES = {"onnx": 4, "llamacpp": 2}
@@ -75,7 +74,7 @@ def measure(work: Work[RatesRow], settings: Settings) -> None:
         row = work.section.row(backend)
         if row is None:
             measured = measured or measure_rates(work.report.machine["allowed_memory_bytes"])
-            nbytes, numbers = weights(model_path(work.options, backend))
+            nbytes, numbers = weights(work.options.model_path(backend))
             row = RatesRow(
                 key=backend, backend=backend, rates=measured, weight_bytes=nbytes, matmul_parameters=numbers,
                 kv_number_bytes=KV_NUMBER_BYTES[backend],
@@ -195,3 +194,12 @@ def _share_explained(seen: NDArray[Any], modelled: NDArray[Any]) -> float:
     """1 − the squares that are left over all squares."""
     total = float(np.sum(seen**2))
     return 1 - float(np.sum((seen - modelled) ** 2)) / total if total else 1.0
+
+
+BENCH = Bench(
+    title="What the times are made of",
+    row=RatesRow,
+    settings=Settings,
+    measure=measure,
+    tables=tables,
+)

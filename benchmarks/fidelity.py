@@ -19,14 +19,12 @@ from benchmarks.questions import Question, question_of
 from benchmarks.rows import Agreement, FidelityRow
 from benchmarks.templates import parameter_prompts
 from edge_pc.bench.report import Section
-from edge_pc.bench.work import Work
+from edge_pc.bench.work import Bench, Work
 from edge_pc.compose.choices import ENCODING_RULES, PLACEHOLDERS, TAILS
 from edge_pc.compose.composer import ComposeOptions
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.errors import ContextLengthError, PMLError
 from edge_pc.pml.model import Schema, Selection
-
-tables = fidelity_tables.tables
 
 # An item with at least this many documents gives `SUBSET` of them; smaller ones are arranged with all they have.
 ALL_DOCUMENTS, SUBSET = 15, 5
@@ -219,3 +217,13 @@ def _condition(
 ) -> Condition:
     schema = arrangement.schema(question, chat=chat)
     return Condition(group, name, schema, ask_all(question, schema, chat=chat), options)
+
+
+BENCH = Bench(
+    title="Fidelity",
+    row=FidelityRow,
+    settings=Settings,
+    measure=measure,
+    tables=fidelity_tables.tables,
+    one_backend=True,
+)

@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_pc.backends import open_backend
 from edge_pc.backends.base import DecodeStep, KVStates, Logits, Plan, Span
-from edge_pc.bench.work import Work, model_path
+from edge_pc.bench.work import Work
 from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.pml import Schema, Selection
@@ -192,7 +192,7 @@ class Lab:
 def open_lab(work: Work[Any]) -> Lab:
     """A lab for what an experiment was asked to measure; its caller closes it."""
     (backend,) = work.backends
-    return Lab(model_path(work.options, backend), backend=backend, threads=work.options.threads, folder=work.folder)
+    return Lab(work.options.model_path(backend), backend=backend, threads=work.options.threads, folder=work.folder)
 
 
 def log_probability(logits: Logits, token: int) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.rows import PaperRow
 from edge_pc.bench.tables import Table
-from edge_pc.bench.work import Work
+from edge_pc.bench.work import Bench, Work
 
 _BYTES_EACH = 2  # 16 bit
 _MIB = 1024 * 1024
@@ -78,3 +78,13 @@ def tables(rows: Sequence[PaperRow]) -> list[Table]:
         "two digits. Models with grouped or multi-query attention need to store their KV heads only (last column)."
     )
     return [Table.of("Bytes per token of the models in the paper's Table 2", rows, columns, note)]
+
+
+BENCH = Bench(
+    title="Bytes per token in the paper",
+    row=PaperRow,
+    settings=Settings,
+    measure=measure,
+    tables=tables,
+    needs_model=False,
+)

@@ -19,20 +19,18 @@ import numpy as np
 
 from benchmarks.rows import PrefixRow
 from edge_pc.backends.base import IntArray
+from edge_pc.backends.llamacpp.baseline import CHOICES, FullPrefill, as_tokens
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.bench import ttft
-from edge_pc.bench.full_llamacpp import CHOICES, FullPrefill, as_tokens
 from edge_pc.bench.rows import samples_of
 from edge_pc.bench.tables import Table
 from edge_pc.bench.texts import OWN_TEXT, Texts
 from edge_pc.bench.timing import Sample, Way, interleave
 from edge_pc.bench.ttft_tables import spread
-from edge_pc.bench.work import Work, model_path
+from edge_pc.bench.work import Bench, Work
 from edge_pc.errors import ModelError
 from edge_pc.system.cpu import allowed_cpus
-
-Settings = ttft.Settings
 
 BACKEND = "llamacpp"
 WAYS = {"state_file": "state file", "load_state": "load_state", "ram_cache": "RAM cache"}
@@ -42,7 +40,7 @@ _CACHE_BYTES = 16 << 30
 _SEQUENCE = 0
 
 
-def measure(work: Work[PrefixRow], settings: Settings) -> None:
+def measure(work: Work[PrefixRow], settings: ttft.Settings) -> None:
     """Time each way over cached length."""
     if BACKEND not in work.backends:
         return
@@ -50,7 +48,7 @@ def measure(work: Work[PrefixRow], settings: Settings) -> None:
         texts, positions = Texts(engine.tokenizer), engine.spec.max_positions
     shapes = ttft.axes(settings, positions)["length"]
     wanted = [(shape, 0) for shape in shapes] + [(shape, 1) for shape in shapes if shape.cached == settings.base_cached]
-    path, threads = model_path(work.options, BACKEND), work.options.threads or allowed_cpus()
+    path, threads = work.options.model_path(BACKEND), work.options.threads or allowed_cpus()
     for index, (shape, flash) in enumerate(wanted):
         work.progress(index, len(wanted), f"{shape.cached} cached, flash attention {'on' if flash else 'off'}")
         keys = {way: f"{BACKEND}/{shape.name}/{'flash' if flash else 'plain'}/{way}" for way in WAYS}
@@ -105,7 +103,7 @@ def prefix_ways(
     Args:
         path: the GGUF file.
         threads: compute threads.
-        choice: settings of all contexts, as in `full_llamacpp.CHOICES`.
+        choice: settings of all contexts, as in `baseline.CHOICES`.
         prefix: tokens whose states are reused.
         new: tokens that are computed after them.
         folder: where the state file is put, and deleted.
@@ -214,3 +212,14 @@ def _sample(submitted: float, loaded: float) -> Sample:
     done = time.perf_counter()
     stages = {"assembly": (loaded - submitted) * 1e3, "forward": (done - loaded) * 1e3}
     return {"ttft": (done - submitted) * 1e3, **stages}
+
+
+BENCH = Bench(
+    title="llama.cpp's own ways",
+    about="Each reuses one prefix as it was; none composes modules. Times are medians over the same tokens and the "
+    "same file as those of reuse on llama.cpp.",
+    row=PrefixRow,
+    settings=ttft.Settings,
+    measure=measure,
+    tables=tables,
+)

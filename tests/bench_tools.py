@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import explain
 from benchmarks.rows import Rates, RatesRow
 from edge_pc.bench import baseline, ttft_pictures, ttft_tables
-from edge_pc.bench.benches import BENCHES, Measuring, measuring
+from edge_pc.bench.benches import BENCHES, BenchEntry
 from edge_pc.bench.report import Report, Section
 from edge_pc.bench.rows import BaselineRow, Row, TtftRow
 from edge_pc.bench.texts import Case, Shape, Texts
@@ -109,13 +109,15 @@ def new_report(path: Path, machine: dict[str, Any] = MACHINE) -> Report:
 
 
 def new_section(report: Report, kind: type[Row] = Row, name: str = "ttft", **settings: Any) -> Section[Any]:
-    known = measuring(BENCHES).get(name)
-    about = known.about if known else ""
+    about = BENCHES[name].load().about if name in BENCHES else ""
     return report.section(name, kind, name, settings, about=about, command=["edge-pc", "bench", name])
 
 
 def points(section: Section[TtftRow], backend: str, ways: EngineWays) -> Points:
-    return Points(section, backend, ways, PlainTexts(), SMALL, max_positions=POSITIONS, full_ms_per_token=1.0)
+    return Points(
+        section=section, backend=backend, ways=ways, texts=PlainTexts(), settings=SMALL, max_positions=POSITIONS,
+        full_ms_per_token=1.0,
+    )  # fmt: skip
 
 
 def made_up_report(path: Path, *, slowness: float = 1.0, rates: float = 1.0) -> Report:
@@ -141,11 +143,10 @@ def made_up_report(path: Path, *, slowness: float = 1.0, rates: float = 1.0) -> 
 
 
 def measured(
-    bench: str | Measuring, report: Report, options: BenchOptions, settings: Any, name: str = "", **more: Any
+    bench: str | BenchEntry, report: Report, options: BenchOptions, settings: Any, name: str = "", **more: Any
 ) -> list[Any]:
     """Fill a bench's section; its rows."""
-    entry = BENCHES[bench] if isinstance(bench, str) else bench
-    assert isinstance(entry, Measuring)
+    loaded = (BENCHES[bench] if isinstance(bench, str) else bench).load()
     name = bench if isinstance(bench, str) else name
-    fill(name, entry, report, options, settings, **more)
-    return report.rows(name, entry.row)
+    fill(name, loaded, report, options, settings, **more)
+    return report.rows(name, loaded.row)

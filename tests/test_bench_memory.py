@@ -8,10 +8,11 @@ from pathlib import Path
 import bench_tools
 import pytest
 
-from edge_pc.bench import encode, memory, smaps
+from edge_pc.bench import encode, held, memory
+from edge_pc.bench.held import available_bytes, memory_of_this_process
 from edge_pc.bench.report import Report
 from edge_pc.bench.rows import MemoryRow
-from edge_pc.bench.smaps import available_bytes, memory_of_this_process
+from edge_pc.bench.texts import Shape
 from edge_pc.bench.work import BenchOptions, Work
 
 linux = pytest.mark.skipif(memory_of_this_process() is None, reason="this system has no smaps_rollup")
@@ -40,8 +41,8 @@ def test_memory_of_this_process() -> None:
 
 
 def test_where_the_system_does_not_count_memory_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smaps, "_ROLLUP", Path("/no/such/file"))
-    monkeypatch.setattr(smaps, "_MEMINFO", Path("/no/such/file"))
+    monkeypatch.setattr(held, "_ROLLUP", Path("/no/such/file"))
+    monkeypatch.setattr(held, "_MEMINFO", Path("/no/such/file"))
     assert memory_of_this_process() is None
     assert available_bytes() is None
 
@@ -78,7 +79,7 @@ def test_processes_that_would_not_fit_are_not_started(
     section.add(one)
     work = Work(report, section, BenchOptions(), ["onnx"], tmp_path)
     many = MemoryRow(key="", backend="onnx", kind="processes", prompts=16, **states)
-    assert memory.in_processes(work, {}, many) == []
+    assert memory.in_processes(work, Shape(9, 1), many) == []
     assert "memory" in memory.counted(many, []).skipped
     assert "this system" in memory.counted(many, [None]).skipped
 

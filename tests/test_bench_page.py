@@ -15,8 +15,7 @@ from benchmarks.__main__ import experiments
 from benchmarks.benches import EXPERIMENTS
 from edge_pc.bench import charts, facts, ttft_pictures, ttft_tables, work
 from edge_pc.bench.comparison import compare
-from edge_pc.bench.document import Document, Part
-from edge_pc.bench.page import page
+from edge_pc.bench.document import Document, Part, page
 from edge_pc.bench.plain import from_plain, to_plain
 from edge_pc.bench.report import Report
 from edge_pc.bench.rows import Row, TtftRow
@@ -206,7 +205,7 @@ def test_items_of_each_data_set(words: list[str], items: int, tmp_path: Path, mo
 @pytest.mark.parametrize("name", ["accuracy", "fidelity"])
 def test_help_states_the_default_number_of_items(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"], group=experiments, name="benchmarks") == 0
-    default = EXPERIMENTS[name].load().Settings().items
+    default = EXPERIMENTS[name].load().settings().items
     assert f"[default: {default}" in " ".join(capsys.readouterr().out.split())
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from benchmarks.benches import EXPERIMENTS
 from benchmarks.rows import AccuracyRow, Agreement, Compared, Parting, ScoredAnswer
+from edge_pc.backends import entry
 from edge_pc.bench import facts
-from edge_pc.bench.benches import BENCHES, measuring
+from edge_pc.bench.benches import BENCHES
 from edge_pc.bench.plain import from_plain, to_plain
 from edge_pc.bench.report import Report, Section, command_text
 from edge_pc.bench.rows import BaselineRow, Row
@@ -205,9 +206,9 @@ def test_the_documented_fields_of_a_report_are_those_that_are_written(tmp_path: 
     assert set(data["sections"]["ttft"]) == _documented("A section")
 
 
-@pytest.mark.parametrize("name", [*measuring(BENCHES), "baseline", *EXPERIMENTS])
+@pytest.mark.parametrize("name", [*BENCHES, "baseline", *EXPERIMENTS])
 def test_the_fields_of_rows_are_documented(name: str) -> None:
-    kind = BaselineRow if name == "baseline" else {**measuring(BENCHES), **EXPERIMENTS}[name].row
+    kind = BaselineRow if name == "baseline" else {**BENCHES, **EXPERIMENTS}[name].load().row
     assert _documented(f"Rows of `{name}`") == _fields(kind)
 
 
@@ -228,4 +229,4 @@ def test_the_machines_fields_are_documented() -> None:
     ],
 )
 def test_kernels_of_onnx_runtime_follow_from_the_flags(sets: list[str], kernel: str) -> None:
-    assert kernel in facts.onnx_kernels(sets)
+    assert kernel in entry("onnx").load_baseline().kernels(sets)

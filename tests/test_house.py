@@ -24,7 +24,7 @@ ONLY_BASE = ("compose", "store", "runtime")
 # A file of the same name is, in each room, that room's side of the same thing.
 SHARED_NAMES = {
     "__init__.py", "__main__.py",
-    "entry.py", "backend.py",  # of each backend
+    "entry.py", "backend.py", "baseline.py",  # of each backend; the search for the best settings of all
     "rows.py", "benches.py",  # of the built-in benches and of the experiments
     "answer.py", "encode.py", "schema.py", "prompt.py",  # a thing, and the command or the cells that serve it
     "faults.py", "files.py", "text.py", "weights.py",

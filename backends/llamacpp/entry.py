@@ -66,4 +66,5 @@ ENTRY = BackendEntry(
     open=_open,
     describe=_describe,
     probe=_probe,
+    baseline="edge_pc.backends.llamacpp.baseline",
 )

@@ -91,4 +91,5 @@ ENTRY = BackendEntry(
     open=_open,
     describe=_describe,
     probe=_probe,
+    baseline="edge_pc.backends.onnx.baseline",
 )

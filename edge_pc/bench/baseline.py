@@ -5,34 +5,24 @@ The number of threads comes first, then everything else at the best number. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_pc.backends import BACKENDS
-from edge_pc.backends.base import IntArray
+from edge_pc.backends import BACKENDS, entry
+from edge_pc.backends.base import IntArray, Logits
 from edge_pc.bench.report import Section
 from edge_pc.bench.rows import BaselineRow, samples_of
-from edge_pc.bench.tables import Table
-from edge_pc.bench.timing import Way, interleave, timed
-
-TITLES = {name: entry.title for name, entry in BACKENDS.items()}
-
-# Backend → the module with its `FullPrefill`, its `CHOICES` of settings.
-_MODULES = {"onnx": "edge_pc.bench.full_onnx", "llamacpp": "edge_pc.bench.full_llamacpp"}
+from edge_pc.bench.tables import TITLES, Table
+from edge_pc.bench.timing import interleave, timed
 
 # Other settings than the engine's own must be faster by more than chance to be taken.
 _MARGIN = 0.98
-
-
-def knowledge(backend: str) -> Any:
-    """The module that knows how to run this backend's full prefill."""
-    return import_module(_MODULES[backend])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ def search(
     section: Section[BaselineRow], backend: str, model: Path, threads: Sequence[int], tokens: int, rounds: int
 ) -> Best:
     """Time a full prefill of `tokens` tokens with each candidate; rows that are there are not measured again."""
-    own, *others = knowledge(backend).CHOICES
+    own, *others = entry(backend).load_baseline().CHOICES
     measured = _measured(section, backend, model, [{"threads": count, **own} for count in threads], tokens, rounds)
     count = best_of(measured).settings["threads"]
     more = [{"threads": count, **choice} for choice in others]
@@ -71,7 +61,7 @@ def best_of(rows: Sequence[BaselineRow]) -> Best:
 
     What comes first is kept unless others are clearly faster.
     """
-    own = _fastest([row for row in rows if _but_threads(row) == _but_threads(rows[0])])
+    own = _fastest([row for row in rows if row.settings | {"threads": 0} == rows[0].settings | {"threads": 0}])
     others = [row for row in rows if row.settings["threads"] == own.settings["threads"] and row is not own]
     chosen = _fastest([own, *others])
     return Best(chosen.settings, chosen is own, chosen.ms / chosen.tokens)
@@ -80,10 +70,6 @@ def best_of(rows: Sequence[BaselineRow]) -> Best:
 def _fastest(rows: Sequence[BaselineRow]) -> BaselineRow:
     fastest = min(rows, key=lambda row: row.ms)
     return fastest if fastest.ms < rows[0].ms * _MARGIN else rows[0]
-
-
-def _but_threads(row: BaselineRow) -> dict[str, int]:
-    return {name: value for name, value in row.settings.items() if name != "threads"}
 
 
 def _measured(
@@ -98,46 +84,35 @@ def _measured(
     keyed = {f"{backend}/" + "/".join(f"{n}={v}" for n, v in settings.items()): settings for settings in candidates}
     missing = {key: settings for key, settings in keyed.items() if section.row(key) is None}
     token_ids = np.arange(tokens, dtype=np.int32) % 100 + 10
-    with _opened(backend, model, missing.values(), tokens) as full:
-        ways = {key: _way(full[settings["threads"]], token_ids, settings) for key, settings in missing.items()}
+    kind, full = entry(backend).load_baseline().FullPrefill, {}
+    with ExitStack() as opened:
+        for count in {settings["threads"] for settings in missing.values()}:
+            full[count] = opened.enter_context(closing(kind(model, count, tokens)))
+        ways = {
+            key: partial(timed, "forward", partial(full[settings["threads"]].prefill, token_ids, settings))
+            for key, settings in missing.items()
+        }
         samples = interleave(ways, dict.fromkeys(ways, rounds)) if ways else {}
     for key, taken in samples.items():
-        section.add(
-            BaselineRow(key=key, backend=backend, settings=keyed[key], tokens=tokens, samples_ms=samples_of(taken))
-        )
+        times = samples_of(taken)
+        section.add(BaselineRow(key=key, backend=backend, settings=keyed[key], tokens=tokens, samples_ms=times))
     return [row for key in keyed if (row := section.row(key)) is not None]
 
 
 @contextmanager
-def _opened(backend: str, model: Path, candidates: Any, tokens: int) -> Iterator[dict[int, Any]]:
-    """Threads → full prefill with as many."""
-    full: dict[int, Any] = {}
-    try:
-        for count in {settings["threads"] for settings in candidates}:
-            full[count] = knowledge(backend).FullPrefill(model, count, tokens)
-        yield full
-    finally:
-        for each in full.values():
-            each.close()
-
-
-def _way(full: Any, token_ids: IntArray, settings: Mapping[str, int]) -> Way:
-    return lambda: timed("forward", lambda: full.prefill(token_ids, settings))
-
-
-@contextmanager
-def full_prefill(backend: str, model: Path, best: Best, capacity: int) -> Iterator[Any]:
-    """`token_ids → logits` at the settings found; None when these are the engine's own."""
+def full_prefill(backend: str, model: Path, best: Best, capacity: int) -> Iterator[Callable[[IntArray], Logits] | None]:
+    """Token ids → logits at the settings found; None when these are the engine's own."""
     if best.own:
         yield None
         return
-    with closing(knowledge(backend).FullPrefill(model, best.settings["threads"], capacity)) as full:
+    kind: Any = entry(backend).load_baseline().FullPrefill
+    with closing(kind(model, best.settings["threads"], capacity)) as full:
         yield lambda token_ids: full.prefill(token_ids, best.settings)
 
 
 def tables(rows: Sequence[BaselineRow]) -> list[Table]:
     """What was tried, and what was chosen."""
-    chosen = {row.backend: best_of([each for each in rows if each.backend == row.backend]).settings for row in rows}
+    chosen = {name: best_of(found).settings for name in BACKENDS if (found := [r for r in rows if r.backend == name])}
     columns = {
         "backend": lambda row: TITLES[row.backend],
         "settings": lambda row: ", ".join(f"{name} {value}" for name, value in row.settings.items()),

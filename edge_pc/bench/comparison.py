@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_pc.bench.baseline import TITLES
 from edge_pc.bench.charts import Chart, Picture
 from edge_pc.bench.document import Document, Part
 from edge_pc.bench.facts import letter, machine_table
 from edge_pc.bench.report import Report
 from edge_pc.bench.rows import TtftRow
-from edge_pc.bench.tables import Table
+from edge_pc.bench.tables import TITLES, Table
 from edge_pc.bench.ttft_pictures import Series, length_charts
 from edge_pc.bench.ttft_tables import measured_backends, pairs
 from edge_pc.errors import OptionError

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.bench.baseline import TITLES
 from edge_pc.bench.rows import EncodeRow, samples_of
-from edge_pc.bench.tables import Table
+from edge_pc.bench.tables import TITLES, Table
 from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import Sample, Way, interleave, timed
 from edge_pc.bench.ways import EngineWays
-from edge_pc.bench.work import Work
+from edge_pc.bench.work import Bench, Work
 
 WAYS = ("encode", "write", "prefill")
 
@@ -111,3 +110,6 @@ def tables(rows: Sequence[EncodeRow]) -> list[Table]:
     }
     note = "Encoding includes writing to disk. Modules do not attend to one another: several are less work than one."
     return [Table.of("Speed", whole, columns, note)]
+
+
+BENCH = Bench(title="Encoding", row=EncodeRow, settings=Settings, measure=measure, tables=tables)

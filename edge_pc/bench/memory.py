@@ -6,27 +6,21 @@ Prompts are held open over the same cached tokens, several in one process and on
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_pc.backends.base import states_bytes
-from edge_pc.bench.baseline import TITLES
+from edge_pc.bench.held import available_bytes, holder
 from edge_pc.bench.rows import MemoryRow
-from edge_pc.bench.smaps import available_bytes
-from edge_pc.bench.tables import Table
+from edge_pc.bench.tables import TITLES, Table
 from edge_pc.bench.texts import Shape, Texts
 from edge_pc.bench.ways import EngineWays
-from edge_pc.bench.work import Work, model_path
-from edge_pc.errors import EdgePCError
+from edge_pc.bench.work import Bench, Work
 from edge_pc.system.sizes import format_size
 
 ONE, SEVERAL = "one process", "processes"
-SIZES = ("rss", "pss", "private_dirty", "private_clean", "shared")
 
 # Memory that must stay free for the rest of the machine.
 _SPARE_BYTES = 1 << 30
@@ -55,36 +49,38 @@ class Settings:
 def measure(work: Work[MemoryRow], settings: Settings) -> None:
     """Hold prompts on each backend, first in one process, then in several."""
     for backend in work.backends:
-        alone = {f"{backend}/{ONE}/{count}": count for count in (0, *settings.prompts)}
-        together = {f"{backend}/{SEVERAL}/{count}": count for count in settings.prompts[1:]}
-        todo = [key for key in (*alone, *together) if work.section.row(key) is None]
+        kinds = [(ONE, count) for count in (0, *settings.prompts)] + [(SEVERAL, n) for n in settings.prompts[1:]]
+        keys = {f"{backend}/{kind}/{count}": (kind, count) for kind, count in kinds}
+        todo = [key for key in keys if work.section.row(key) is None]
         if not todo:
             continue
         work.progress(0, len(todo), f"{backend}: encoding")
-        request, states = _store_states(work, backend, settings)
-        with ExitStack() as held:
-            one = held.enter_context(_holder(request)) if alone.keys() & set(todo) else None
+        shape, states = _store_states(work, backend, settings)
+        with ExitStack() as stack:
+            one: Any = None
             for index, key in enumerate(todo):
                 work.progress(index, len(todo), key)
-                if one and key in alone:
-                    row = replace(states, key=key, kind=ONE, prompts=alone[key])
-                    work.section.add(counted(row, [one(row.prompts)]))
+                kind, count = keys[key]
+                row = replace(states, key=key, kind=kind, prompts=count)
+                if kind == ONE:
+                    one = one or stack.enter_context(_holder(work, backend, shape))
+                    held = [one.hold(count)]
                 else:
-                    held.close()  # or the pages of these processes would be shared with that one
-                    row = replace(states, key=key, kind=SEVERAL, prompts=together[key])
-                    work.section.add(counted(row, in_processes(work, request, row)))
+                    stack.close()  # or the pages of these processes would be shared with that one
+                    held = in_processes(work, shape, row)
+                work.section.add(counted(row, held))
         work.progress(len(todo), len(todo), f"{backend}: done")
 
 
-def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tuple[dict[str, Any], MemoryRow]:
-    """Encode the module that all prompts share; what a holder must do, and a row with what is on disk."""
+def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tuple[Shape, MemoryRow]:
+    """Encode the module that all prompts share; the prompts' shape, and a row with what is on disk."""
     with work.engine(backend) as engine:
         tokens = min(settings.tokens, engine.spec.max_positions - settings.new_tokens - 2)
-        ways, layout = EngineWays(engine), engine.backend.kv_layout
-        case = Texts(engine.tokenizer).case(Shape(tokens, settings.new_tokens))
+        shape, ways, layout = Shape(tokens, settings.new_tokens), EngineWays(engine), engine.backend.kv_layout
+        case = Texts(engine.tokenizer).case(shape)
         stats = [path.stat() for path in ways.prepare(case).files]
         prompt, _ = ways.states(case)
-        states = MemoryRow(
+        return shape, MemoryRow(
             key="",
             backend=backend,
             kind="",
@@ -95,51 +91,23 @@ def _store_states(work: Work[MemoryRow], backend: str, settings: Settings) -> tu
             file_bytes=sum(stat.st_size for stat in stats),
             disk_bytes=sum(getattr(stat, "st_blocks", 0) * 512 for stat in stats),
         )
-    request = {
-        "model": str(model_path(work.options, backend)),
-        "backend": backend,
-        "threads": work.options.threads,
-        "folder": str(work.folder / backend),
-        "tokens": tokens,
-        "new": settings.new_tokens,
-    }
-    return request, states
 
 
-@contextmanager
-def _holder(request: dict[str, Any]) -> Iterator[Any]:
-    """A process that holds prompts; gives a function: number of prompts → its memory. It ends with the block."""
-    command = [sys.executable, "-m", "edge_pc.bench.held", json.dumps(request)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-
-        def hold(prompts: int) -> dict[str, int] | None:
-            answer = ""
-            if child.stdin and child.stdout:
-                child.stdin.write(f"{prompts}\n")
-                child.stdin.flush()
-                answer = child.stdout.readline()
-            if not answer:
-                raise EdgePCError("the process that holds prompts ended early; its own message is above")
-            memory: dict[str, int] | None = json.loads(answer)
-            return memory
-
-        try:
-            yield hold
-        finally:
-            child.kill()
+def _holder(work: Work[MemoryRow], backend: str, shape: Shape) -> Any:
+    return holder(shape, work.engine_options(backend))
 
 
-def in_processes(work: Work[MemoryRow], request: dict[str, Any], row: MemoryRow) -> list[dict[str, int] | None]:
+def in_processes(work: Work[MemoryRow], shape: Shape, row: MemoryRow) -> list[dict[str, int] | None]:
     """The memory of as many processes with a prompt each, while all are there; none if they would not fit."""
     single = work.section.row(f"{row.backend}/{ONE}/1")
     available = available_bytes()
     if single and available is not None and single.private_dirty * row.prompts > available - _SPARE_BYTES:
         return []
-    with ExitStack() as held:
-        holders = [held.enter_context(_holder(request)) for _ in range(row.prompts)]
-        for hold in holders:
-            hold(1)
-        return [hold(1) for hold in holders]
+    with ExitStack() as stack:
+        holders = [stack.enter_context(_holder(work, row.backend, shape)) for _ in range(row.prompts)]
+        for each in holders:
+            each.hold(1)
+        return [each.hold(1) for each in holders]
 
 
 def counted(row: MemoryRow, held: Sequence[dict[str, int] | None]) -> MemoryRow:
@@ -148,15 +116,8 @@ def counted(row: MemoryRow, held: Sequence[dict[str, int] | None]) -> MemoryRow:
     if not found:
         why = "this system does not report memory this way" if held else "not enough free memory"
         return replace(row, skipped=why)
-    sums: dict[str, Any] = {size: sum(memory[size] for memory in found) for size in SIZES}
+    sums: dict[str, Any] = {size: sum(memory[size] for memory in found) for size in found[0]}
     return replace(row, **sums)
-
-
-def _added_private(rows: Sequence[MemoryRow]) -> list[tuple[MemoryRow, int]]:
-    """The rows of prompts in one process, and the private memory that these add to the opened model."""
-    base = {row.backend: row.private_dirty for row in rows if row.kind == ONE and not row.prompts and not row.skipped}
-    held = [row for row in rows if row.kind == ONE and row.prompts and not row.skipped and row.backend in base]
-    return [(row, max(0, row.private_dirty - base[row.backend])) for row in held]
 
 
 def tables(rows: Sequence[MemoryRow]) -> list[Table]:
@@ -186,13 +147,16 @@ def _prompts(rows: Sequence[MemoryRow]) -> Table:
 
 
 def _added(rows: Sequence[MemoryRow]) -> Table:
+    one = [row for row in rows if row.kind == ONE and not row.skipped]
+    base = {row.backend: row.private_dirty for row in one if not row.prompts}
     columns = {
-        "backend": lambda line: TITLES[line[0].backend],
-        "> prompts": lambda line: str(line[0].prompts),
-        "> private memory that they add": lambda line: format_size(line[1]),
-        "> copies would take": lambda line: format_size(line[0].prompts * line[0].states_bytes),
+        "backend": lambda row: TITLES[row.backend],
+        "> prompts": lambda row: str(row.prompts),
+        "> private memory that they add": lambda row: format_size(max(0, row.private_dirty - base[row.backend])),
+        "> copies would take": lambda row: format_size(row.prompts * row.states_bytes),
     }
-    return Table.of("What prompts in one process add to the opened model", _added_private(rows), columns)
+    held = [row for row in one if row.prompts and row.backend in base]
+    return Table.of("What prompts in one process add to the opened model", held, columns)
 
 
 def _states(rows: Sequence[MemoryRow]) -> Table:
@@ -205,3 +169,6 @@ def _states(rows: Sequence[MemoryRow]) -> Table:
         "> on disk": lambda row: format_size(row.disk_bytes),
     }
     return Table.of("Stored states", {row.backend: row for row in rows}.values(), columns)
+
+
+BENCH = Bench(title="Memory", row=MemoryRow, settings=Settings, measure=measure, tables=tables)

@@ -1,4 +1,7 @@
-"""The rows of a report that the built-in benches write. Times are in milliseconds, sizes in bytes."""
+"""The rows of a report that the built-in benches write; docs/bench.md describes every field.
+
+Times are in milliseconds, sizes in bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,14 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row.
-
-    Attributes:
-        key: what was measured; a section has one row of each key.
-    """
+    """A row. Its key says what was measured; a section has one row of each key."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedRow(Row):
-    """Times of one way to do something.
-
-    Attributes:
-        backend: its name.
-        samples_ms: stage → every sample, in order.
-    """
+    """Times of one way to do something: stage → every sample, in order."""
 
     backend: str
     samples_ms: dict[str, tuple[float, ...]]
@@ -49,16 +43,7 @@ def samples_of(samples: Sequence[Mapping[str, float]]) -> dict[str, tuple[float,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtftRow(TimedRow):
-    """A way to serve a prompt; its stages are `ttft`, of it `parse`, `assembly` and `forward`, and `later_token`.
-
-    Attributes:
-        way: `full`, `cached`, `again`, `in_place`, `encode`.
-        pages: of the states' files: `warm`, or `cold` (not in the page cache).
-        axes: what this point is varied along: `length`, `new`, `share`, `modules`.
-        cached_tokens, new_tokens, modules: as set.
-        reused_tokens, computed_tokens: planned: at least one token of a prompt is computed.
-        resident_share: of cold rows: the share of the pages that stayed in memory anyway.
-    """
+    """A way to serve a prompt."""
 
     way: str
     pages: str = "warm"
@@ -82,12 +67,7 @@ class TtftRow(TimedRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineRow(TimedRow):
-    """Full prefill at settings that the search for the best ones tried; its stage is `forward`.
-
-    Attributes:
-        settings: `threads`, and what else this backend lets one choose.
-        tokens: computed.
-    """
+    """Full prefill at settings that the search for the best ones tried."""
 
     settings: dict[str, int]
     tokens: int
@@ -99,13 +79,7 @@ class BaselineRow(TimedRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeRow(TimedRow):
-    """A schema's tokens; the stage is `total`.
-
-    Attributes:
-        way: `encode` (writing included), `write` (the same states written once more), `prefill` (computing alone).
-        tokens: of the schema.
-        modules: that share them.
-    """
+    """A way to bring a schema's tokens into the store, or to compute as many."""
 
     way: str
     tokens: int
@@ -114,17 +88,7 @@ class EncodeRow(TimedRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow(Row):
-    """Prompts held open over the same cached tokens. Sizes of memory are sums over the processes, model included.
-
-    Attributes:
-        backend: its name.
-        kind: `one process` that holds all prompts, or `processes` with one each.
-        prompts: held; 0: the engine is open and warm.
-        tokens, dtype: of the states that all of them use.
-        states_bytes, file_bytes, disk_bytes: of these states: as an array, as files, and what the disk allots.
-        rss, pss, private_dirty, private_clean, shared: bytes as Linux counts them.
-        skipped: why nothing was measured.
-    """
+    """Prompts held open over the same cached tokens."""
 
     backend: str
     kind: str

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from edge_pc.backends import BACKENDS
+
+# Backend → what people call it.
+TITLES = {name: entry.title for name, entry in BACKENDS.items()}
+
 T = TypeVar("T")
 
 

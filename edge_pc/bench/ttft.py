@@ -16,11 +16,9 @@ from edge_pc.bench.rows import BaselineRow, TtftRow, samples_of
 from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import affordable_rounds, interleave
 from edge_pc.bench.ways import LATER_TOKENS, EngineWays, Prepared
-from edge_pc.bench.work import Work, model_path
+from edge_pc.bench.work import Bench, Work
 from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.cpu import allowed_cpus
-
-tables, pictures = ttft_tables.tables, ttft_pictures.pictures
 
 # The time per token of a full prefill grows with length; the estimate that plans repeats allows for it.
 _GROWTH_ALLOWANCE = 1.3
@@ -93,7 +91,7 @@ def measure(work: Work[TtftRow], settings: Settings) -> None:
     baselines = work.report.section("baseline", BaselineRow, "The baseline", tried, command=work.command)
     for backend in work.backends:
         work.progress(0, 0, f"{backend}: searching for full prefill's best settings")
-        path = model_path(work.options, backend)
+        path = work.options.model_path(backend)
         fixed = work.options.threads or (None if settings.search_threads else allowed_cpus())
         threads = baseline.thread_counts(fixed, allowed_cpus())
         best = baseline.search(baselines, backend, path, threads, settings.search_tokens, settings.search_repeats)
@@ -102,74 +100,73 @@ def measure(work: Work[TtftRow], settings: Settings) -> None:
             positions = engine.spec.max_positions
             with baseline.full_prefill(backend, path, best, positions) as full:
                 points = Points(
-                    work.section, backend, EngineWays(engine, full), Texts(engine.tokenizer), settings,
-                    max_positions=positions, full_ms_per_token=best.ms_per_token,
-                )  # fmt: skip
+                    section=work.section,
+                    backend=backend,
+                    ways=EngineWays(engine, full),
+                    texts=Texts(engine.tokenizer),
+                    settings=settings,
+                    max_positions=positions,
+                    full_ms_per_token=best.ms_per_token,
+                )
                 points.measure(work.on_progress)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
     """All points of one backend.
 
-    Args:
+    Attributes:
         ways: of the engine.
         texts: makes each point's prompt.
         max_positions: of the model.
         full_ms_per_token: of full prefill, to plan its repeats.
     """
 
-    def __init__(
-        self,
-        section: Section[TtftRow],
-        backend: str,
-        ways: EngineWays,
-        texts: Texts,
-        settings: Settings,
-        *,
-        max_positions: int,
-        full_ms_per_token: float,
-    ) -> None:
-        self._section = section
-        self._backend = backend
-        self._ways = ways
-        self._texts = texts
-        self._settings = settings
-        self._axes = axes(settings, max_positions)
-        self._full_ms = full_ms_per_token * _GROWTH_ALLOWANCE
+    section: Section[TtftRow]
+    backend: str
+    ways: EngineWays
+    texts: Texts
+    settings: Settings
+    max_positions: int
+    full_ms_per_token: float
+
+    @property
+    def axes(self) -> dict[str, list[Shape]]:
+        return axes(self.settings, self.max_positions)
 
     def measure(self, on_progress: OnProgress = ignore) -> None:
         """Fill the rows; those that are there are not measured again."""
         # Shapes of the same modules follow one another: what is stored serves them all.
-        shapes = sorted({s for on in self._axes.values() for s in on}, key=lambda s: (s.cached, s.modules, s.new))
+        shapes = sorted({s for on in self.axes.values() for s in on}, key=lambda s: (s.cached, s.modules, s.new))
         stored = None
         for index, shape in enumerate(shapes):
-            text = f"{self._backend}: {shape.cached} cached + {shape.new} new, {shape.modules} module(s)"
+            text = f"{self.backend}: {shape.cached} cached + {shape.new} new, {shape.modules} module(s)"
             on_progress(Progress(index, len(shapes), text))
             todo = list(self._todo(shape))
             if not todo:
                 continue
             if (shape.cached, shape.modules) != stored:
-                self._ways.remove_states()
+                self.ways.remove_states()
                 stored = (shape.cached, shape.modules)
-            case = self._texts.case(shape)
+            case = self.texts.case(shape)
             for measure in todo:
-                measure(shape, case, self._ways.prepare(case))
-        on_progress(Progress(len(shapes), len(shapes), f"{self._backend}: done"))
+                measure(shape, case, self.ways.prepare(case))
+        on_progress(Progress(len(shapes), len(shapes), f"{self.backend}: done"))
 
     def _todo(self, shape: Shape) -> Iterator[Any]:
         """What of this point is still to be measured."""
-        if self._section.row(self._key(shape, "warm", LAST)) is None:
+        if self.section.row(self._key(shape, "warm", LAST)) is None:
             yield self._measure_warm
-        wanted_cold = shape in self._axes["length"] and shape.cached > 0 and pagecache.can_drop()
-        if wanted_cold and self._section.row(self._key(shape, "cold", "cached")) is None:
+        wanted_cold = shape in self.axes["length"] and shape.cached > 0 and pagecache.can_drop()
+        if wanted_cold and self.section.row(self._key(shape, "cold", "cached")) is None:
             yield self._measure_cold
 
     def _measure_warm(self, shape: Shape, case: Case, prepared: Prepared) -> None:
         """A row for each way, and one for the encoding if it had to be made."""
         if prepared.encode_ms is not None:
             self._add(shape, prepared, "encode", [{"encode": prepared.encode_ms}])
-        ways = self._ways.ways(case)
-        if shape not in self._axes["length"]:
+        ways = self.ways.ways(case)
+        if shape not in self.axes["length"]:
             ways.pop("again", None)
         rounds = dict.fromkeys(ways, self._rounds(shape.new)) | {LAST: self._rounds(shape.tokens)}
         samples = interleave(ways, rounds)
@@ -177,13 +174,13 @@ class Points:
             self._add(shape, prepared, way, samples[way])
 
     def _measure_cold(self, shape: Shape, case: Case, prepared: Prepared) -> None:
-        taken = [self._ways.cold(case, prepared.files) for _ in range(self._settings.cold_repeats)]
+        taken = [self.ways.cold(case, prepared.files) for _ in range(self.settings.cold_repeats)]
         resident = round(max(share for _, share in taken), 4)
         samples = [sample for sample, _ in taken]
         self._add(shape, prepared, "cached", samples, pages="cold", resident_share=resident)
 
     def _rounds(self, computed: int) -> int:
-        estimate, settings = self._full_ms * computed, self._settings
+        estimate, settings = self.full_ms_per_token * _GROWTH_ALLOWANCE * computed, self.settings
         return affordable_rounds(settings.repeats, estimate, settings.budget_s, settings.least_repeats)
 
     def _add(
@@ -196,13 +193,13 @@ class Points:
         pages: str = "warm",
         resident_share: float | None = None,
     ) -> None:
-        self._section.add(
+        self.section.add(
             TtftRow(
                 key=self._key(shape, pages, way),
-                backend=self._backend,
+                backend=self.backend,
                 way=way,
                 pages=pages,
-                axes=tuple(axis for axis, on in self._axes.items() if shape in on),
+                axes=tuple(axis for axis, on in self.axes.items() if shape in on),
                 cached_tokens=shape.cached,
                 new_tokens=shape.new,
                 modules=shape.modules,
@@ -214,4 +211,23 @@ class Points:
         )
 
     def _key(self, shape: Shape, pages: str, way: str) -> str:
-        return f"{self._backend}/{shape.name}/{pages}/{way}"
+        return f"{self.backend}/{shape.name}/{pages}/{way}"
+
+
+_ABOUT = """The time to the first token (TTFT) runs from the submission of a prompt to its first token: reading and
+checking the prompt, tokenizing it, finding stored states, placing them, and the forward pass of what is computed. It
+does not include the start of the process, loading the model and the schema, or encoding, which is timed on its own. The
+model is warm. Reuse is timed after another prompt was served, so that states are really placed; the limit computes the
+same tokens over cells that are already in place, without reading a prompt. Full prefill computes all tokens at the best
+settings that a short search found. Ways are timed in turn, in changing order, after a warm-up; the quartiles show the
+spread, and the report keeps every sample."""
+
+BENCH = Bench(
+    title="Time to the first token",
+    about=" ".join(_ABOUT.split()),
+    row=TtftRow,
+    settings=Settings,
+    measure=measure,
+    tables=ttft_tables.tables,
+    pictures=ttft_pictures.pictures,
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_pc.bench.baseline import TITLES
 from edge_pc.bench.charts import Chart, Line, Picture
 from edge_pc.bench.rows import TtftRow
+from edge_pc.bench.tables import TITLES
 from edge_pc.bench.ttft_tables import WAYS, measured_backends, on_axis, pairs
 
 # Of the paper's Figure 4: speed-ups on CPUs at about 5000 tokens.

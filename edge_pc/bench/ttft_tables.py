@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import StatisticsError, correlation, linear_regression
 
-from edge_pc.bench.baseline import TITLES
 from edge_pc.bench.rows import TimedRow, TtftRow
-from edge_pc.bench.tables import Table, milliseconds
+from edge_pc.bench.tables import TITLES, Table, milliseconds
 
 # Way → what people call it, in the order of columns.
 WAYS = {

@@ -98,7 +98,7 @@ class EngineWays:
         self.release()
         pagecache.drop(files)
         resident = pagecache.resident_share(files)
-        return self._cached(case), 1.0 if resident is None else resident
+        return self._cached(case), resident
 
     def release(self) -> None:
         """Let go of all mappings of stored states: empty the context, and open the store again."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from filelock import FileLock, Timeout
 
 from edge_pc.backends import BACKENDS, entry
 from edge_pc.bench import facts
+from edge_pc.bench.charts import Picture
 from edge_pc.bench.report import R, Report, Section
+from edge_pc.bench.tables import Table
 from edge_pc.engine import Engine
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.models import registry
@@ -22,11 +24,7 @@ from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.cpu import allowed_cpus
 from edge_pc.system.home import make_home
 
-if TYPE_CHECKING:
-    from edge_pc.bench.benches import Measuring
-
 STATES_FOLDER = "bench-states"
-LLAMA_QUANT = "q8_0"
 
 # What all sections share of a model's facts.
 _SIZES = ("architecture", "layers", "heads", "kv_heads", "head_dim", "hidden_size", "vocab_size", "max_positions")
@@ -38,7 +36,7 @@ class BenchOptions:
 
     Attributes:
         model: as `Engine` takes it.
-        gguf: the file for the llama.cpp backend; None: of a registered model, its weights in Q8_0 (made once).
+        gguf: the file for backends that open one; None: of a registered model, its weights as the backend is fast with.
         backends: names; empty: all that are installed.
         threads: compute threads; None: the search chooses.
         cache_dir: where states lie meanwhile, each deleted when it is not needed any more; None: a folder below
@@ -50,6 +48,36 @@ class BenchOptions:
     backends: tuple[str, ...] = ()
     threads: int | None = None
     cache_dir: Path | None = None
+
+    def chosen_backends(self) -> list[str]:
+        """The backends to measure.
+
+        Raises:
+            OptionError: there is no such backend.
+            MissingDependencyError: a requested backend is not installed.
+        """
+        installed = [name for name, known in BACKENDS.items() if find_spec(known.import_name)]
+        for known in map(entry, self.backends):
+            if known.name not in installed:
+                extra = f"edge-prompt-cache[{known.extra}]" if known.extra else known.package
+                raise MissingDependencyError(
+                    f"the {known.title} backend needs {known.package}", hint=f'pip install "{extra}"'
+                )
+        return list(self.backends) or installed
+
+    def model_path(self, backend: str) -> Path:
+        """The file or folder that a backend opens.
+
+        Raises:
+            ModelError: there is no such model for this backend.
+        """
+        kind = entry(backend).model_kind
+        if kind == "gguf" and self.gguf is not None:
+            return self.gguf
+        if kind == "gguf" and self.model not in registry.REGISTRY:
+            raise ModelError(f"no GGUF file of {self.model} is known", hint="give one with --gguf FILE")
+        fair: Path = entry(backend).load_baseline().fair_weights(registry.locate(self.model, kind))
+        return fair
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +106,45 @@ class Work(Generic[R]):
         """Say how far the bench is."""
         self.on_progress(Progress(done, total, text))
 
-    @contextmanager
-    def engine(self, backend: str, threads: int | None = None) -> Iterator[Engine]:
-        """An engine on the bench's own states."""
-        path = model_path(self.options, backend)
-        threads = threads or self.options.threads
-        with Engine(path, backend=backend, cache_dir=self.folder / backend, threads=threads) as engine:
-            yield engine
+    def engine_options(self, backend: str, threads: int | None = None) -> dict[str, Any]:
+        """What an `Engine` on the bench's own states is opened with."""
+        path, threads = self.options.model_path(backend), threads or self.options.threads
+        return {"model": path, "backend": backend, "cache_dir": self.folder / backend, "threads": threads}
+
+    def engine(self, backend: str, threads: int | None = None) -> Engine:
+        """An engine on the bench's own states; the caller closes it."""
+        return Engine(**self.engine_options(backend, threads))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench(Generic[R]):
+    """A bench: it fills the section of its name in a report.
+
+    Attributes:
+        title: heads the section on a page.
+        row: the dataclass of its rows.
+        settings: a dataclass with a classmethod `quick`; fields with the metadata `adds_rows` may change later.
+        measure: adds rows.
+        tables, pictures: what a page shows of them.
+        about: what a reader of the section has to know.
+        needs_model: it measures backends.
+        one_backend: it measures the first backend only.
+    """
+
+    title: str
+    row: type[R]
+    settings: type[Any]
+    measure: Callable[[Work[R], Any], None]
+    tables: Callable[[Sequence[R]], list[Table]]
+    pictures: Callable[[Sequence[R]], list[Picture]] = lambda rows: []
+    about: str = ""
+    needs_model: bool = True
+    one_backend: bool = False
 
 
 def fill(
     name: str,
-    bench: Measuring,
+    bench: Bench[Any],
     report: Report,
     options: BenchOptions,
     settings: Any,
@@ -101,7 +156,7 @@ def fill(
     """Run one bench into a report; rows that are there are not measured again.
 
     Args:
-        settings: an object of the bench's `Settings`.
+        settings: an object of `bench.settings`.
         command: the words of the command line.
         restart: measure the section again.
 
@@ -109,20 +164,16 @@ def fill(
         OptionError: the section was begun with other settings, or another bench is running.
         ModelError, MissingDependencyError: a backend or its model cannot be opened.
     """
-    backends = chosen_backends(options)[: 1 if bench.one_backend else None] if bench.needs_model else []
-    # Settings that only add rows may change later.
+    backends = options.chosen_backends()[: 1 if bench.one_backend else None] if bench.needs_model else []
     asked = {f.name: getattr(settings, f.name) for f in fields(settings) if not f.metadata.get("adds_rows")}
-    weights = {name: entry(name).describe(model_path(options, name)).spec.quantization for name in backends}
+    weights = {name: entry(name).describe(options.model_path(name)).spec.quantization for name in backends}
     asked |= {"threads": options.threads, "weights": weights}
-    module = bench.load()
     section = report.section(name, bench.row, bench.title, asked, about=bench.about, command=command, restart=restart)
     with states_folder(options) as folder:
-        work: Work[Any] = Work(report, section, options, backends, folder, on_progress, command)
         try:
-            module.measure(work, settings)
+            bench.measure(Work(report, section, options, backends, folder, on_progress, command), settings)
         finally:
-            pictures = getattr(module, "pictures", lambda rows: ())
-            section.show(module.tables(section.rows), pictures(section.rows))
+            section.show(bench.tables(section.rows), bench.pictures(section.rows))
 
 
 def open_report(path: Path, options: BenchOptions, command: Sequence[str]) -> Report:
@@ -131,8 +182,8 @@ def open_report(path: Path, options: BenchOptions, command: Sequence[str]) -> Re
     Raises:
         OptionError: it is of another machine or another model.
     """
-    backend = chosen_backends(options)[0]
-    spec = asdict(entry(backend).describe(model_path(options, backend)).spec)
+    backend = options.chosen_backends()[0]
+    spec = asdict(entry(backend).describe(options.model_path(backend)).spec)
     model = {"name": Path(options.model).name, **{name: spec[name] for name in _SIZES}}
     settings = {"model": model, "threads": options.threads or allowed_cpus()}
     machine = facts.machine_facts()
@@ -141,45 +192,6 @@ def open_report(path: Path, options: BenchOptions, command: Sequence[str]) -> Re
     report = Report.load(path)
     report.check_same(machine=machine, settings=settings)
     return report
-
-
-def chosen_backends(options: BenchOptions) -> list[str]:
-    """The backends to measure.
-
-    Raises:
-        OptionError: there is no such backend.
-        MissingDependencyError: a requested backend is not installed.
-    """
-    installed = [name for name, known in BACKENDS.items() if find_spec(known.import_name)]
-    for known in map(entry, options.backends):
-        if known.name not in installed:
-            extra = f"edge-prompt-cache[{known.extra}]" if known.extra else known.package
-            raise MissingDependencyError(
-                f"the {known.title} backend needs {known.package}", hint=f'pip install "{extra}"'
-            )
-    return list(options.backends) or installed
-
-
-def model_path(options: BenchOptions, backend: str) -> Path:
-    """The file or folder that a backend opens.
-
-    For llama.cpp the weights of a registered model are brought to Q8_0 first: as precise as our 8 bit, and of all
-    quantizations the one with fast kernels everywhere (Q4_1, in which SmolLM2 comes, has none).
-
-    Raises:
-        ModelError: there is no such model for this backend.
-    """
-    if entry(backend).model_kind == "onnx":
-        return registry.locate(options.model, "onnx")
-    if options.gguf is not None:
-        return options.gguf
-    if options.model not in registry.REGISTRY:
-        raise ModelError(f"no GGUF file of {options.model} is known", hint="give one with --gguf FILE")
-    from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
-
-    source = registry.locate(options.model, "gguf")
-    made = requantized_path(source, LLAMA_QUANT)
-    return made if made.is_file() else requantize(source, made, LLAMA_QUANT)
 
 
 @contextmanager
@@ -194,16 +206,11 @@ def states_folder(options: BenchOptions) -> Iterator[Path]:
     """
     folder = options.cache_dir or make_home() / STATES_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
+            yield folder
+            if options.cache_dir is None:
+                shutil.rmtree(folder, ignore_errors=True)
     except Timeout as exc:
-        raise OptionError(
-            f"another bench is running on {folder}", hint="wait for it: two at once would disturb each other"
-        ) from exc
-    try:
-        yield folder
-        if options.cache_dir is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        lock.release()
+        hint = "wait for it: two at once would disturb each other"
+        raise OptionError(f"another bench is running on {folder}", hint=hint) from exc

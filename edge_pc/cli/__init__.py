@@ -27,8 +27,8 @@ ENVIRONMENT_LACKS = 3
 INTERRUPTED = 130
 READER_GONE = 141
 
-# Name → (module, first line of its help), in the order in which a newcomer needs them. The line stands here too, so that
-# `--help` imports no command.
+# Name → (module, first line of its help), in the order in which a newcomer needs them. The line stands here too, so
+# that `--help` imports no command.
 _COMMANDS = {
     "ask": ("ask", "Answer a question about text files."),
     "run": ("run", "Answer a PML prompt against its schema."),

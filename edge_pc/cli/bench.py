@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_pc.backends import BACKENDS
-from edge_pc.bench.benches import BENCHES, Measuring, measuring
+from edge_pc.bench.benches import BENCHES, BenchEntry
 from edge_pc.checks import THREADS
 from edge_pc.cli.options import GroupedCommand, OutputOptions, grouped, model_option, option, output_options
 from edge_pc.cli.output import Output
@@ -20,6 +20,7 @@ from edge_pc.errors import OptionError
 
 if TYPE_CHECKING:
     from edge_pc.bench.document import Document
+    from edge_pc.bench.report import Report
 
 _MODEL, _REPORT = "Model and backends", "Report"
 _FOLDER_HELP = "A folder for the states while they are measured.  [default: below the cache home, deleted at the end]"
@@ -80,7 +81,7 @@ measurement_options = grouped(
 )
 
 
-def run(benches: Mapping[str, Measuring], measurement: Measurement, output: Output, **settings: Any) -> None:
+def run(benches: Mapping[str, BenchEntry], measurement: Measurement, output: Output, **settings: Any) -> None:
     """Fill a section with each bench, and show its tables.
 
     Args:
@@ -92,9 +93,9 @@ def run(benches: Mapping[str, Measuring], measurement: Measurement, output: Outp
     options = BenchOptions(measurement.model, gguf, measurement.backend, measurement.threads, folder)
     command = [click.get_current_context().find_root().info_name or "", *sys.argv[1:]]
     report = open_report(Path(measurement.report), options, command)
-    for name, bench in benches.items():
-        kind = bench.load().Settings
-        chosen = replace(kind.quick() if measurement.quick else kind(), **settings)
+    for name, entry in benches.items():
+        bench = entry.load()
+        chosen = replace(bench.settings.quick() if measurement.quick else bench.settings(), **settings)
         with output.progress(name) as update:
             fill(name, bench, report, options, chosen, update, command=command, restart=measurement.restart)
         for table in report.tables(name):
@@ -136,7 +137,7 @@ def bench() -> None:
     """
 
 
-def measuring_command(name: str, bench: Measuring, *more: Callable[[Any], Any]) -> click.Command:
+def measuring_command(name: str, bench: BenchEntry, *more: Callable[[Any], Any]) -> click.Command:
     """The command of a bench; `more` decorators add options that are fields of its settings."""
 
     def call(measurement: Measurement, output: OutputOptions, **settings: Any) -> None:
@@ -155,35 +156,38 @@ def measuring_command(name: str, bench: Measuring, *more: Callable[[Any], Any]) 
 def all_benches(measurement: Measurement, output: OutputOptions) -> None:
     """Run all benches, one after the other, and make the page."""
     from edge_pc.bench.charts import require_matplotlib
-    from edge_pc.bench.report import Report
 
     require_matplotlib()
-    out, path = Output(output), Path(measurement.report)
-    run(measuring(BENCHES), measurement, out)
-    write(BENCHES["report"].load().page(Report.load(path)), path.with_suffix(".html"))
-    out.note(f"wrote {path.with_suffix('.html')}")
+    out = Output(output)
+    run(BENCHES, measurement, out)
+    write_page(Path(measurement.report), None, out)
 
 
-for _name, _bench in measuring(BENCHES).items():
+def write_page(report: Path, html: Path | None, output: Output) -> None:
+    """The page of a report, beside it unless another place is given."""
+    from edge_pc.bench.document import page
+    from edge_pc.bench.report import Report
+
+    target = html or report.with_suffix(".html")
+    write(page(Report.load(report)), target)
+    output.note(f"wrote {target}")
+
+
+for _name, _bench in BENCHES.items():
     bench.add_command(measuring_command(_name, _bench))
 
 
-@bench.command("report", cls=GroupedCommand, help=BENCHES["report"].help)
+@bench.command("report", cls=GroupedCommand)
 @click.argument("report", type=PATH, metavar="REPORT.json")
 @option("-o", "--html", type=PATH, metavar="FILE", help="The page to write.  [default: the report's name with .html]")
 @output_options
 def make_page(report: str, html: str | None, output: OutputOptions) -> None:
-    from edge_pc.bench.report import Report
-
-    source = Path(report)
-    target = Path(html) if html else source.with_suffix(".html")
-    write(BENCHES["report"].load().page(Report.load(source)), target)
-    Output(output).note(f"wrote {target}")
+    """Make one HTML page of a report, with its pictures inside."""
+    write_page(Path(report), Path(html) if html else None, Output(output))
 
 
-@bench.command("compare", cls=GroupedCommand, help=BENCHES["compare"].help)
-@click.argument("reports", type=PATH, metavar="A.json B.json...", nargs=-1, required=True)
-@option(
+reports_argument = click.argument("reports", type=PATH, metavar="A.json B.json...", nargs=-1, required=True)
+name_option = option(
     "-o",
     "--name",
     type=PATH,
@@ -192,10 +196,24 @@ def make_page(report: str, html: str | None, output: OutputOptions) -> None:
     show_default=True,
     help="The files to write: NAME.md, NAME.html, NAME.png.",
 )
+
+
+@bench.command(cls=GroupedCommand)
+@reports_argument
+@name_option
 @output_options
 def compare(reports: tuple[str, ...], name: str, output: OutputOptions) -> None:
+    """Compare machines: times, and their ratios."""
+    from edge_pc.bench import comparison
+
+    write_comparison(comparison.compare, reports, name, Output(output))
+
+
+def write_comparison(
+    compare: Callable[[Sequence[Report]], Document], reports: Sequence[str], name: str, output: Output
+) -> None:
+    """The page that `compare` makes of reports, as `name` with .md, .html and .png."""
     from edge_pc.bench.report import Report
 
-    html, markdown = Path(f"{name}.html"), Path(f"{name}.md")
-    write(BENCHES["compare"].load().compare([Report.load(Path(path)) for path in reports]), html, markdown)
-    Output(output).note(f"wrote {name}.md, {name}.html, {name}.png")
+    write(compare([Report.load(Path(path)) for path in reports]), Path(f"{name}.html"), Path(f"{name}.md"))
+    output.note(f"wrote {name}.md, {name}.html, {name}.png")

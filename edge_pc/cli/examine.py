@@ -14,13 +14,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from edge_pc._version import __version__
 from edge_pc.backends import BACKENDS, DEFAULT_BACKEND, entry
+from edge_pc.backends.probe import probe_in_child
 from edge_pc.errors import OptionError
 from edge_pc.system.machine import Machine, describe_machine
 from edge_pc.system.sizes import format_size
@@ -160,13 +160,7 @@ def backend_check(name: str) -> Check:
         return Check(title, "note", f"not installed ({backend.package})", install)
     failed: Status = "problem" if name == DEFAULT_BACKEND else "note"
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", "edge_pc.backends.probe", name],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_PROBE_SECONDS,
-        )
+        child = probe_in_child(name, _PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return Check(title, failed, f"did not load within {_PROBE_SECONDS} s", "reinstall its library")
     if child.returncode < 0:

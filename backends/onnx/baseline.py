@@ -1,8 +1,8 @@
-"""Full prefill of an exported model at any settings, as a candidate for the baseline."""
+"""What benches measure ONNX Runtime with: full prefill of an exported model at any settings, and the kernels in use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,28 @@ from edge_pc.models.spec import ModelSpec
 
 # Settings to try beside the number of threads; the engine's own come first.
 CHOICES = tuple({"chunk_tokens": tokens} for tokens in (CHUNK_TOKENS, 128, 512, 1024))
+
+# What MLAS chooses for 8-bit blocks when it is loaded, by these flags, in this order (platform.cpp).
+_BLOCK_KERNELS = {
+    "AVX512-VNNI": {"AVX512F", "AVX512BW", "AVX512-VNNI"},
+    "AVX512": {"AVX512F", "AVX512BW"},
+    "AVX2-VNNI": {"AVX2", "AVX-VNNI"},
+    "AVX2": {"AVX2", "FMA"},
+    "NEON DOTPROD": {"DOTPROD"},
+}
+
+
+def fair_weights(model: Path) -> Path:
+    """The exported folder as it is."""
+    return model
+
+
+def kernels(instruction_sets: Collection[str]) -> str:
+    """What ONNX Runtime is expected to use; it does not tell."""
+    sets = set(instruction_sets)
+    blocks = next((name for name, needed in _BLOCK_KERNELS.items() if needed <= sets), "no vector kernel known")
+    single = next((name for name in ("AVX512F", "AVX2", "AVX", "NEON") if name in sets), "SSE2 or unknown")
+    return f"8-bit blocks: {blocks}; float32: {single} (by CPU flags)"
 
 
 class FullPrefill:

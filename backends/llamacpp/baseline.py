@@ -1,23 +1,52 @@
-"""Full prefill by llama.cpp alone at any settings, as a candidate for the baseline."""
+"""What benches measure llama.cpp with: full prefill at any settings, weights with fast kernels, the kernels in use."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
 
 from edge_pc.backends.base import IntArray, Logits
-from edge_pc.backends.llamacpp.library import load_library, model_params
+from edge_pc.backends.llamacpp.library import AMX_FLAG, load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
+from edge_pc.backends.llamacpp.requantize import requantize, requantized_path
+from edge_pc.backends.probe import probe_in_child
 from edge_pc.errors import ModelError
 
 # Settings to try beside the number of threads; the engine's own come first. `batch` tokens are computed at a time
 # (`n_batch` and `n_ubatch`); `flash` is flash attention.
 CHOICES = tuple({"batch": batch, "flash": flash} for flash in (0, 1) for batch in (512, 2048))
+
+_PROBE_SECONDS = 60
+
+
+def fair_weights(model: Path) -> Path:
+    """The GGUF file with weights in Q8_0, made once beside `model`.
+
+    They are as precise as the 8 bit of an exported model, and of all quantizations the one with fast kernels everywhere
+    (Q4_1, in which SmolLM2 comes, has none).
+
+    Raises:
+        ModelError: it cannot be made.
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+    made = requantized_path(model, "q8_0")
+    return made if made.is_file() else requantize(model, made, "q8_0")
+
+
+def kernels(instruction_sets: Collection[str]) -> str:
+    """What libllama says it was built with, without AMX, which is not used; empty when it does not load."""
+    try:
+        child = probe_in_child("llamacpp", _PROBE_SECONDS)
+        return str(json.loads(child.stdout.splitlines()[-1])["built with"]).replace(f"{AMX_FLAG} | ", "")
+    except (SubprocessError, ValueError, IndexError):
+        return ""
 
 
 class FullPrefill:
