@@ -15,7 +15,7 @@ from edge_pc.bench.report import Report, Section
 from edge_pc.bench.rows import BaselineRow, Row, TtftRow
 from edge_pc.bench.texts import Case, Shape, Texts
 from edge_pc.bench.timing import Sample, Way
-from edge_pc.bench.ttft import Points, Settings
+from edge_pc.bench.ttft import Points, Settings, axes
 from edge_pc.bench.ways import EngineWays, Prepared
 from edge_pc.bench.work import BenchOptions, fill
 
@@ -115,8 +115,8 @@ def new_section(report: Report, kind: type[Row] = Row, name: str = "ttft", **set
 
 def points(section: Section[TtftRow], backend: str, ways: EngineWays) -> Points:
     return Points(
-        section=section, backend=backend, ways=ways, texts=PlainTexts(), settings=SMALL, max_positions=POSITIONS,
-        full_ms_per_token=1.0,
+        section=section, backend=backend, ways=ways, texts=PlainTexts(), settings=SMALL,
+        axes=axes(SMALL, POSITIONS), full_ms_per_token=1.0,
     )  # fmt: skip
 
 

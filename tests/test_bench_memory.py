@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 from pathlib import Path
 
 import bench_tools
@@ -14,6 +15,7 @@ from edge_pc.bench.report import Report
 from edge_pc.bench.rows import MemoryRow
 from edge_pc.bench.texts import Shape
 from edge_pc.bench.work import BenchOptions, Work
+from edge_pc.errors import EdgePCError
 
 linux = pytest.mark.skipif(memory_of_this_process() is None, reason="this system has no smaps_rollup")
 
@@ -95,3 +97,18 @@ def test_encoding_is_timed_from_nothing(tiny_model: Path, tmp_path: Path, report
     (table,) = report.tables("encode")
     assert [row[:3] for row in table.rows] == [("ONNX Runtime", "64", "1"), ("ONNX Runtime", "64", "2")]
     assert bench_tools.measured("encode", report, _options(tiny_model, tmp_path), settings) == rows
+
+
+def test_a_process_that_holds_prompts_and_is_killed_is_an_error_in_words(tiny_model: Path, tmp_path: Path) -> None:
+    options = {"model": tiny_model, "cache_dir": tmp_path / "states", "threads": 1}
+
+    def hold_after_a_kill() -> None:
+        with held.holder(Shape(0, 4), options) as holder:
+            (child,) = multiprocessing.active_children()
+            child.kill()
+            child.join()
+            holder.hold(1)
+
+    with pytest.raises(EdgePCError, match="ended early"):
+        hold_after_a_kill()
+    assert multiprocessing.active_children() == []

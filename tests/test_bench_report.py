@@ -128,7 +128,7 @@ def test_rows_of_another_model_are_not_mixed(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "not a report"),
         ('{"format": 1}', "not a report"),
-        ('{"format": 99, "machine": {}, "sections": {}}', "format 99"),
+        ('{"format": 99, "machine": {}, "settings": {}, "sections": {}}', "format 99"),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from edge_pc.errors import MissingDependencyError
 
@@ -107,7 +108,7 @@ def _draw(chart: Chart, axes: Axes) -> None:
         fill = "white" if line.who % 2 else tint
         axes.plot(line.x, line.y, **look, markersize=5, linewidth=1.4, markerfacecolor=fill)
         if line.low:
-            spread = [_distances(line.y, line.low), _distances(line.y, line.high)]
+            spread = np.abs(np.subtract([line.low, line.high], line.y))
             axes.errorbar(line.x, line.y, spread, fmt="none", ecolor=tint, elinewidth=0.8, capsize=2)
     if chart.log_x:
         axes.set_xscale("log", base=2)
@@ -120,10 +121,6 @@ def _draw(chart: Chart, axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if chart.lines:
         axes.legend(fontsize=7.5, framealpha=0.9)
-
-
-def _distances(middle: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [abs(one - another) for one, another in zip(middle, other, strict=True)]
 
 
 def _write_numbers_out(axis: Any) -> None:

@@ -14,9 +14,6 @@ from edge_pc.bench.ttft_pictures import Series, length_charts
 from edge_pc.bench.ttft_tables import measured_backends, pairs
 from edge_pc.errors import OptionError
 
-# (reuse, full prefill) of a machine by cached length, in ms.
-Times = dict[int, tuple[float, float]]
-
 
 def compare(reports: Sequence[Report]) -> Document:
     """The machines of the reports side by side; the page's first part has its only picture.
@@ -58,7 +55,14 @@ def common_backends(reports: Sequence[Report]) -> list[str]:
 
 def ratio_table(rows: Sequence[Sequence[TtftRow]], backend: str) -> Table:
     """TTFT of every machine by cached length, and the first machine's over each other's."""
-    machines = [_times(each, backend) for each in rows]
+    # Of each machine: cached length → (reuse, full prefill) in ms.
+    machines = [
+        {
+            cached.cached_tokens: (cached.ttft, full.ttft)
+            for cached, full in pairs(each, backend, "length", "cached", "full")
+        }
+        for each in rows
+    ]
     columns = ["> cached tokens"]
     for name in map(letter, range(len(machines))):
         columns += [f"> {name} reuse (ms)", f"> {name} full (ms)", f"> {name} speed-up"]
@@ -75,8 +79,3 @@ def ratio_table(rows: Sequence[Sequence[TtftRow]], backend: str) -> Table:
         lines.append(tuple(cells))
     note = "A/B above 1: machine B is faster. Medians; one module."
     return Table(f"{TITLES[backend]}: time to first token", tuple(columns), tuple(lines), note)
-
-
-def _times(rows: Sequence[TtftRow], backend: str) -> Times:
-    found = pairs(rows, backend, "length", "cached", "full")
-    return {cached.cached_tokens: (cached.ttft, full.ttft) for cached, full in found}

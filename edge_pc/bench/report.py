@@ -24,6 +24,7 @@ from edge_pc.system.files import replacing_file
 
 FORMAT = 2
 
+T = TypeVar("T")
 R = TypeVar("R", bound=Row)
 
 # Facts of the machine that make two runs comparable; measured ones vary from run to run.
@@ -69,11 +70,16 @@ class Report:
     Attributes:
         path: where it lies, or will.
         data: its content, as docs/bench.md describes it.
+        machine, settings: parts of it.
+        sections: name → section, in the order they were begun.
     """
 
     def __init__(self, path: Path, data: dict[str, Any]) -> None:
         self.path = path
         self.data = data
+        self.machine: dict[str, Any] = data["machine"]
+        self.settings: dict[str, Any] = data["settings"]
+        self.sections: dict[str, dict[str, Any]] = data["sections"]
 
     @classmethod
     def create(
@@ -108,7 +114,7 @@ class Report:
             raise OptionError(f"the report {path} cannot be read: {exc.strerror}") from exc
         except ValueError as exc:
             raise OptionError(f"{path} is not a report: it is not JSON ({exc})") from exc
-        if not isinstance(data, dict) or not {"format", "machine", "sections"} <= data.keys():
+        if not isinstance(data, dict) or not {"format", "machine", "settings", "sections"} <= data.keys():
             raise OptionError(f"{path} is not a report of edge-pc bench")
         if data["format"] != FORMAT:
             raise OptionError(
@@ -136,47 +142,19 @@ class Report:
                 hint="give another file with -o, or delete this one",
             )
 
-    @property
-    def machine(self) -> dict[str, Any]:
-        machine: dict[str, Any] = self.data["machine"]
-        return machine
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = self.data["settings"]
-        return settings
-
-    @property
-    def sections(self) -> dict[str, dict[str, Any]]:
-        """Name → section (see docs/bench.md), in the order they were begun."""
-        sections: dict[str, dict[str, Any]] = self.data["sections"]
-        return sections
-
     def rows(self, name: str, kind: type[R]) -> list[R]:
-        """The rows of a section; none when there is no such section.
-
-        Raises:
-            OptionError: the section holds rows of another kind.
-        """
+        """The rows of a section; none when there is no such section. OptionError: they are of another kind."""
         return self._read(name, "rows", kind)
 
     def tables(self, name: str) -> list[Table]:
-        """The tables of a section.
-
-        Raises:
-            OptionError: one is malformed.
-        """
+        """The tables of a section. OptionError: one is malformed."""
         return self._read(name, "tables", Table)
 
     def pictures(self, name: str) -> list[Picture]:
-        """The pictures of a section.
-
-        Raises:
-            OptionError: one is malformed.
-        """
+        """The pictures of a section. OptionError: one is malformed."""
         return self._read(name, "pictures", Picture)
 
-    def _read(self, name: str, field: str, kind: type[Any]) -> list[Any]:
+    def _read(self, name: str, field: str, kind: type[T]) -> list[T]:
         try:
             return [from_plain(kind, value) for value in self.sections.get(name, {}).get(field, [])]
         except (TypeError, AttributeError) as exc:

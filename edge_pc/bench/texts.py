@@ -15,7 +15,6 @@ from edge_pc.errors import ModelError
 from edge_pc.models.tokenizer import Tokenizer
 
 _WORDS = 400
-_TRIES = 20
 
 # The seed of a prompt's own text; modules have their number.
 OWN_TEXT = -1
@@ -70,17 +69,11 @@ class Texts:
         Raises:
             ModelError: this tokenizer cuts text in a way that does not allow it.
         """
-        for attempt in range(_TRIES):
-            # A letter first: PML would take white space away, and it is one token in every byte-level vocabulary.
-            rng = random.Random(f"{seed}-{attempt}")
-            words = rng.choices(self._words, k=tokens - 1)
-            text = "a" + "".join(words)
-            surplus = len(self._tokenizer.encode(text)) - tokens
-            if surplus > 0:
-                text = "a" + "".join(words[: len(words) - surplus])
-            if len(self._tokenizer.encode(text)) == tokens:
-                return text
-        raise ModelError(f"no text of exactly {tokens} tokens can be made for this tokenizer")
+        # A letter first: PML would take white space away, and it is one token in every byte-level vocabulary.
+        text = "a" + "".join(random.Random(f"{seed}-0").choices(self._words, k=tokens - 1))
+        if len(self._tokenizer.encode(text)) != tokens:
+            raise ModelError(f"no text of exactly {tokens} tokens can be made for this tokenizer")
+        return text
 
     def token_ids(self, tokens: int, seed: int) -> IntArray:
         """The tokens of `text`, int32 `[tokens]`."""

@@ -105,7 +105,7 @@ def measure(work: Work[TtftRow], settings: Settings) -> None:
                     ways=EngineWays(engine, full),
                     texts=Texts(engine.tokenizer),
                     settings=settings,
-                    max_positions=positions,
+                    axes=axes(settings, positions),
                     full_ms_per_token=best.ms_per_token,
                 )
                 points.measure(work.on_progress)
@@ -118,7 +118,7 @@ class Points:
     Attributes:
         ways: of the engine.
         texts: makes each point's prompt.
-        max_positions: of the model.
+        axes: what is varied, as `axes` gives it.
         full_ms_per_token: of full prefill, to plan its repeats.
     """
 
@@ -127,12 +127,8 @@ class Points:
     ways: EngineWays
     texts: Texts
     settings: Settings
-    max_positions: int
+    axes: dict[str, list[Shape]]
     full_ms_per_token: float
-
-    @property
-    def axes(self) -> dict[str, list[Shape]]:
-        return axes(self.settings, self.max_positions)
 
     def measure(self, on_progress: OnProgress = ignore) -> None:
         """Fill the rows; those that are there are not measured again."""

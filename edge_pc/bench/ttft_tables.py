@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from statistics import StatisticsError, correlation, linear_regression
 
 from edge_pc.bench.rows import TimedRow, TtftRow
@@ -17,6 +18,14 @@ WAYS = {
     "again": "reuse again",
 }
 AXES = {"length": "cached_tokens", "new": "new_tokens", "share": "cached_tokens", "modules": "modules"}
+
+# The columns that say which point a row is of.
+_POINT: dict[str, Callable[[TtftRow], str]] = {
+    "backend": lambda row: TITLES[row.backend],
+    "> cached": lambda row: str(row.cached_tokens),
+    "> new": lambda row: str(row.new_tokens),
+    "> modules": lambda row: str(row.modules),
+}
 
 # Growth is fitted over these cached lengths; shorter prompts are all fixed costs.
 _FIT_FROM, _FIT_TO = 1000, 8200
@@ -155,20 +164,17 @@ def _between(rows: Sequence[TtftRow], one: str, other: str) -> Table:
 
 
 def _stages(rows: Sequence[TtftRow], backends: Sequence[str]) -> Table:
-    found: dict[str, TtftRow] = {}
-    for backend in backends:
-        for axis in AXES:
-            for pages in ("warm", "cold"):
-                found |= {row.key: row for row in on_axis(rows, backend, axis, "cached", pages)}
+    found = {
+        row.key: row
+        for backend, axis, pages in product(backends, AXES, ("warm", "cold"))
+        for row in on_axis(rows, backend, axis, "cached", pages)
+    }
 
     def median_of(stage: str) -> Callable[[TtftRow], str]:
         return lambda row: f"{row.median(stage):.2f}"
 
     columns: dict[str, Callable[[TtftRow], str]] = {
-        "backend": lambda row: TITLES[row.backend],
-        "> cached": lambda row: str(row.cached_tokens),
-        "> new": lambda row: str(row.new_tokens),
-        "> modules": lambda row: str(row.modules),
+        **_POINT,
         "page cache": _pages,
         **{f"> {stage} (ms)": median_of(stage) for stage in ("parse", "assembly", "forward")},
         "> TTFT (ms)": median_of("ttft"),
@@ -183,20 +189,14 @@ def _pages(row: TtftRow) -> str:
 
 
 def _worse(rows: Sequence[TtftRow], backends: Sequence[str]) -> Table:
-    worse: dict[tuple[str, tuple[int, int, int]], tuple[TtftRow, TtftRow]] = {}
-    for backend in backends:
-        for axis in AXES:
-            for cached, full in pairs(rows, backend, axis, "cached", "full"):
-                if cached.ttft > full.ttft:
-                    worse[backend, cached.point] = cached, full
+    both = [pair for backend in backends for axis in AXES for pair in pairs(rows, backend, axis, "cached", "full")]
+    full = {cached.key: full for cached, full in both}
+    worse = {cached.key: cached for cached, full in both if cached.ttft > full.ttft}
     columns = {
-        "backend": lambda pair: TITLES[pair[0].backend],
-        "> cached": lambda pair: str(pair[0].cached_tokens),
-        "> new": lambda pair: str(pair[0].new_tokens),
-        "> modules": lambda pair: str(pair[0].modules),
-        "> reuse (ms)": lambda pair: milliseconds(pair[0].ttft),
-        "> full prefill (ms)": lambda pair: milliseconds(pair[1].ttft),
-        "certain": lambda pair: "yes" if _certain(*pair) else "no: within the spread, or one sample",
+        **_POINT,
+        "> reuse (ms)": lambda row: milliseconds(row.ttft),
+        "> full prefill (ms)": lambda row: milliseconds(full[row.key].ttft),
+        "certain": lambda row: "yes" if _certain(row, full[row.key]) else "no: within the spread, or one sample",
     }
     note = "" if worse else "At no point that was measured."
     return Table.of("Slower than full prefill", worse.values(), columns, note, worse=True)

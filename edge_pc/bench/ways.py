@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +89,10 @@ class EngineWays:
         """
         prompt, states = self.states(case)
         plan = in_place_plan(prompt.cached_plan(states, exact=False))
-        reuse: dict[str, Way] = {"cached": lambda: self._after_another(case)}
+        reuse: dict[str, Way] = {"cached": lambda: self._cached_after(self._displace, case)}
         if plan.spans:
-            reuse |= {"again": lambda: self._twice(case), "in_place": lambda: self._in_place(plan)}
+            same = partial(self._cached, case, later_tokens=0)
+            reuse |= {"again": lambda: self._cached_after(same, case, 0), "in_place": lambda: self._in_place(plan)}
         return {**reuse, "full": lambda: self._full_prefill(case)}
 
     def cold(self, case: Case, files: tuple[Path, ...]) -> tuple[Sample, float]:
@@ -167,13 +169,9 @@ class EngineWays:
             ttft = (time.perf_counter() - submitted) * 1e3
         return {"ttft": ttft, "assembly": prefill.assembly_ms, "forward": prefill.forward_ms}
 
-    def _after_another(self, case: Case) -> Sample:
-        self._displace()
-        return self._cached(case)
-
-    def _twice(self, case: Case) -> Sample:
-        self._cached(case, later_tokens=0)
-        return self._cached(case, later_tokens=0)
+    def _cached_after(self, before: Callable[[], object], case: Case, later_tokens: int = LATER_TOKENS) -> Sample:
+        before()
+        return self._cached(case, later_tokens)
 
     def _displace(self) -> None:
         """Run a few tokens over nothing, so that no module is in the context any more."""
