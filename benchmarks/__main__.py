@@ -10,7 +10,6 @@ import click
 from benchmarks.benches import EXPERIMENTS
 from edge_pc.cli import main
 from edge_pc.cli.bench import (
-    InOrder,
     Measurement,
     measurement_options,
     measuring_command,
@@ -19,7 +18,7 @@ from edge_pc.cli.bench import (
     run,
     write_comparison,
 )
-from edge_pc.cli.options import GroupedCommand, OutputOptions, option, output_options
+from edge_pc.cli.options import GroupedCommand, InOrder, OutputOptions, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.cli.values import PATH
 

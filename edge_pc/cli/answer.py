@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
+    from edge_pc.engine import Engine
     from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.stats import ModuleStats, Result, Stats
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def answer(
     start: Callable[[OnProgress], Stream],
     compare: Callable[[], Comparison],
-    refine: Callable[[OnProgress], object],
+    engine: Engine,
     serving: ServingOptions,
     start_up: StartUp,
     output: Output,
@@ -36,7 +37,7 @@ def answer(
     Args:
         start: makes the stream; its prompt is submitted when its first piece is requested.
         compare: compares the same prompt with a full prefill.
-        refine: makes exact versions of the prompt's modules.
+        engine: both use it.
     """
     submitted_ms = process_age_ms()
     result = _show_stream(start, output, as_json=as_json)
@@ -52,7 +53,7 @@ def answer(
         show_comparison(comparison, output)
     if serving.refine:
         with output.progress("refining") as update:
-            refine(update)
+            engine.refine(uses=1, progress=update)
 
 
 def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_json: bool) -> Result:

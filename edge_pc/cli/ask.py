@@ -13,11 +13,7 @@ from edge_pc.cli.options import (
     GroupedCommand,
     OutputOptions,
     ServingOptions,
-    engine_options,
-    json_option,
-    output_options,
-    sampling_options,
-    serving_options,
+    answer_options,
 )
 from edge_pc.cli.output import Output
 from edge_pc.cli.sources import read_text
@@ -28,11 +24,7 @@ from edge_pc.runtime.sampling import Sampling
 @click.command(cls=GroupedCommand)
 @click.argument("question", metavar="QUESTION|-", type=TEXT)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@serving_options
-@sampling_options
-@engine_options
-@json_option
-@output_options
+@answer_options
 def ask(
     question: str,
     files: tuple[Path, ...],
@@ -53,7 +45,7 @@ def ask(
         answer(
             lambda progress: engine.stream_ask(asked, files, sampling, serving.build(), progress),
             lambda: engine.compare_ask(asked, files, serving.build()),
-            lambda progress: engine.refine(uses=1, progress=progress),
+            engine,
             serving,
             start_up,
             out,

@@ -13,7 +13,7 @@ import click
 from edge_pc.backends import BACKENDS
 from edge_pc.bench.benches import BENCHES, BenchEntry
 from edge_pc.checks import THREADS
-from edge_pc.cli.options import GroupedCommand, OutputOptions, grouped, model_option, option, output_options
+from edge_pc.cli.options import GroupedCommand, InOrder, OutputOptions, grouped, model_option, option, output_options
 from edge_pc.cli.output import Output
 from edge_pc.cli.values import PATH, number
 from edge_pc.errors import OptionError
@@ -119,13 +119,6 @@ def write(document: Document, html: Path, markdown: Path | None = None) -> None:
             document.parts[0].pictures[0].save(png)
     except OSError as exc:
         raise OptionError(f"{exc.filename or html} cannot be written: {exc.strerror}") from exc
-
-
-class InOrder(click.Group):
-    """Lists its commands in the order in which they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=InOrder)

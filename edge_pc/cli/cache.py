@@ -12,6 +12,7 @@ import click
 from edge_pc.cli.ages import format_age, parse_age
 from edge_pc.cli.options import (
     GroupedCommand,
+    InOrder,
     OutputOptions,
     cache_dir_option,
     json_option,
@@ -32,13 +33,6 @@ _SHORT_KEY = 12
 _LEAST_KEY = 6
 
 DAMAGE_FOUND = 1
-
-
-class InOrder(click.Group):
-    """Lists its commands in the order of the definitions here."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=InOrder)

@@ -16,8 +16,6 @@ from edge_pc.system.sizes import format_size
 if TYPE_CHECKING:
     from edge_pc.export import Bits
 
-_BITS: dict[str, Bits] = {"8": 8, "4": 4, "32": 32}
-
 
 @click.command(cls=GroupedCommand)
 @click.argument("name", metavar="NAME")
@@ -54,8 +52,8 @@ def pull(name: str, output: OutputOptions) -> None:
 )
 @option(
     "--bits",
-    type=click.Choice(list(_BITS)),
-    default="8",
+    type=click.Choice([8, 4, 32]),
+    default=8,
     show_default=True,
     help="Bits per weight; fewer make a smaller and less exact model.",
 )
@@ -70,7 +68,7 @@ def pull(name: str, output: OutputOptions) -> None:
 @backend_option
 @output_options
 def export(
-    model: str, place: str | None, bits: str, quant: str, force: bool, backend: str, output: OutputOptions
+    model: str, place: str | None, bits: Bits, quant: str, force: bool, backend: str, output: OutputOptions
 ) -> None:
     """Make a model ready to run.
 
@@ -85,7 +83,7 @@ def export(
     if entry(backend).model_kind == "gguf":
         _requantize(model, place, quant, force, Output(output))
     else:
-        _export(model, place, _BITS[bits], force, Output(output))
+        _export(model, place, bits, force, Output(output))
 
 
 def _requantize(model: str, place: str | None, quant: str, force: bool, out: Output) -> None:

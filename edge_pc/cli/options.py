@@ -77,6 +77,13 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
+class InOrder(click.Group):
+    """Lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def option(*names: str, group: str = "Options", **attributes: Any) -> Callable[[Command], Command]:
     """A `click.option` that can also be set by the variable `EDGE_PC_<LONG_NAME>`."""
     long_name = next(name for name in names if name.startswith("--"))
@@ -289,3 +296,10 @@ serving_options = grouped(
         help="After the answer, make exact states for these modules in this order, for the next time.",
     ),
 )
+
+
+def answer_options(command: Any) -> Any:
+    """Adds the options that all commands that answer have."""
+    for add in (output_options, json_option, engine_options, sampling_options, serving_options):
+        command = add(command)
+    return command

@@ -15,12 +15,8 @@ from edge_pc.cli.options import (
     GroupedCommand,
     OutputOptions,
     ServingOptions,
-    engine_options,
-    json_option,
+    answer_options,
     option,
-    output_options,
-    sampling_options,
-    serving_options,
 )
 from edge_pc.cli.output import Output
 from edge_pc.cli.sources import read_schema, read_text
@@ -55,11 +51,7 @@ if TYPE_CHECKING:
     help="An argument for an imported module, such as trip/rail.city=Rome. Repeatable.",
 )
 @option("--text", type=TEXT, metavar="TEXT|-", help="What follows the modules; - reads it from stdin.")
-@serving_options
-@sampling_options
-@engine_options
-@json_option
-@output_options
+@answer_options
 def run(
     prompt: str | None,
     schemas: tuple[str, ...],
@@ -94,7 +86,7 @@ def run(
         answer(
             lambda progress: engine.stream(parsed, sampling, serving.build(), progress),
             lambda: engine.compare(parsed, serving.build()),
-            lambda progress: engine.refine(uses=1, progress=progress),
+            engine,
             serving,
             start_up,
             out,
