@@ -37,7 +37,7 @@ def backend(tiny_gguf: Path) -> Iterator[LlamaCppBackend]:
 
 
 def blobs_of(backend: LlamaCppBackend) -> BlobFormat:
-    return BlobFormat.of(backend.spec)
+    return BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:

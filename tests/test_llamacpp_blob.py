@@ -13,12 +13,10 @@ from edge_pc.backends.base import Plan, states_bytes
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.blob import BlobFormat, Bytes
 from edge_pc.errors import ModelError, StatesError
-from edge_pc.models.positions import RotaryEncoding
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 
-ROTARY = RotaryEncoding((1.0, 0.1), interleaved=True)
-FORMAT = BlobFormat(3, 2, 4, ROTARY)
+FORMAT = BlobFormat(layers=3, width=8)
 POSITIONS = np.array([4, 5, 9], dtype=np.int32)
 
 
@@ -38,7 +36,7 @@ def stored(blob: Bytes) -> Any:
 
 
 def test_a_golden_blob_of_one_cell() -> None:
-    blob = BlobFormat(1, 1, 2, RotaryEncoding((1.0,), interleaved=True)).build(np.array([7], dtype=np.int32))
+    blob = BlobFormat(layers=1, width=2).build(np.array([7], dtype=np.int32))
     words = blob.tobytes()
     assert words[:16] == b"\xd8\x3c\x14\xaf" + b"\0\0\0\0" + b"\1\0\0\0" + b"\1\0\0\0", "header"
     assert words[16:28] == b"\7\0\0\0" + b"\1\0\0\0" + b"\0\0\0\0", "table"
@@ -49,7 +47,7 @@ def test_a_golden_blob_of_one_cell() -> None:
 
 
 def test_the_layout_has_room_for_a_blob_of_any_length() -> None:
-    for blobs in (FORMAT, smollm2 := BlobFormat(30, 3, 64, ROTARY)):
+    for blobs in (FORMAT, smollm2 := BlobFormat(layers=30, width=192)):
         for tokens in (*range(1, 40), 1000):
             assert blobs.nbytes(tokens) <= states_bytes(blobs.kv_layout(3), np.arange(tokens, dtype=np.int32))
     assert states_bytes(smollm2.kv_layout(3), np.arange(1000, dtype=np.int32)) < 1.01 * smollm2.nbytes(1000)
@@ -96,7 +94,7 @@ def test_other_positions_another_dtype_and_another_model_are_refused() -> None:
     with pytest.raises(StatesError, match="float32"):
         FORMAT.check(array.astype(np.float32), POSITIONS)
     with pytest.raises(StatesError):
-        BlobFormat(3, 1, 4, ROTARY).check(array, POSITIONS)
+        BlobFormat(layers=3, width=4).check(array, POSITIONS)
 
 
 def test_some_cells_of_a_blob() -> None:
@@ -115,7 +113,7 @@ def test_encoded_states_are_in_the_format(tiny_gguf: Path) -> None:
     context = backend.new_context(8)
     array = context.encode(Plan((), np.arange(10, 15, dtype=np.int32), positions), np.array([0, 1, 2, 4]))
     context.close()
-    blobs = BlobFormat.of(backend.spec)
+    blobs = BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
     kept = positions[[0, 1, 2, 4]]
     parts = blobs.parts(blobs.check(array, kept), 4)
     assert parts.keys.any(axis=(0, 2)).all()

@@ -16,8 +16,10 @@ from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.describe import check
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
+from edge_pc.backends.llamacpp.float16 import Float16
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
+from edge_pc.backends.llamacpp.moved import BlobReader
 from edge_pc.backends.llamacpp.native import NativeContext
 from edge_pc.backends.llamacpp.pool import CacheUse, Pool
 from edge_pc.backends.llamacpp.prompt import decode
@@ -67,7 +69,7 @@ class LlamaCppBackend:
             self.spec = described.spec
             self.tokenizer = described.tokenizer
             self.chat_template = described.chat_template
-            blobs = BlobFormat.of(self.spec)
+            blobs = BlobFormat(self.spec.layers, self.spec.kv_heads * self.spec.head_dim)
             self.kv_layout = blobs.kv_layout(library.LLAMA_STATE_SEQ_VERSION)
             self._thread.run(partial(self._make_pool, blobs, n_ctx))
         except BaseException:
@@ -124,7 +126,8 @@ class LlamaCppBackend:
         check_composable(self._library, self._model, path)
 
     def _make_pool(self, blobs: BlobFormat, n_ctx: int | None) -> None:
-        self._pool = Pool(self._thread, self._open_context, blobs, n_ctx)
+        reader = BlobReader(blobs, self.spec, Float16(self._library))
+        self._pool = Pool(self._thread, self._open_context, blobs, reader, n_ctx)
         check_cache(self._pool.cells, blobs)
 
     def _open_context(self, cells: int) -> NativeContext:

@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray
 from edge_pc.errors import StatesError
-from edge_pc.models.positions import PositionEncoding
-from edge_pc.models.rotation import rotate
-from edge_pc.models.spec import ModelSpec
 
 Bytes = NDArray[np.uint8]
 
@@ -91,20 +88,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class BlobFormat:
-    """The blobs of one model: float16 keys and values of `heads` times `head_dim` numbers per layer and cell."""
+    """The blobs of one model: float16 keys and values, `width` numbers each per layer and cell."""
 
     layers: int
-    heads: int
-    head_dim: int
-    position: PositionEncoding
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> BlobFormat:
-        return cls(spec.layers, spec.kv_heads, spec.head_dim, spec.position)
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_dim
+    width: int
 
     @property
     def _per_cell(self) -> int:
@@ -170,6 +157,11 @@ class BlobFormat:
         cells = (len(blob) - self._fixed) // self._per_cell
         return self.parts(blob, cells).table["position"].astype(np.int32)
 
+    def keys(self, blob: Bytes, cells: int) -> NDArray[np.float16]:
+        """The keys in a blob of `cells` cells, a view, float16 `[layers, cells, width]`."""
+        keys: NDArray[np.float16] = self.parts(blob, cells).keys.view("<f2")
+        return keys
+
     def take(self, blob: Bytes, cells: IntArray, positions: IntArray) -> Bytes:
         """A new blob of some cells of a blob, in the given order, at `positions`."""
         source = self.parts(blob, (len(blob) - self._fixed) // self._per_cell)
@@ -178,20 +170,6 @@ class BlobFormat:
         target.keys[:] = source.keys[:, cells]
         target.values[:] = source.values[:, :, cells]
         return taken
-
-    def moved(self, blob: Bytes, positions: IntArray, shift: int) -> Bytes:
-        """A copy of a blob of cells at `positions`, its cells moved by `shift` positions.
-
-        Raises:
-            StatesError: cells of this model cannot be moved.
-        """
-        copy: Bytes = blob.copy()
-        self.frame(copy, positions + np.int32(shift))
-        cells = len(positions)
-        for layer in self.parts(copy, cells).keys:
-            keys = layer.view(np.float16).reshape(cells, self.heads, self.head_dim)
-            keys[:] = rotate(keys, self.position, shift)
-        return copy
 
     def parts(self, blob: Bytes, cells: int) -> Parts:
         """Views into the parts of a blob of `cells` cells."""

@@ -14,7 +14,7 @@ from edge_pc.backends.base import IntArray, KVLayout, Logits, OnTokens, Plan, Pr
 from edge_pc.backends.llamacpp.native import BATCH_TOKENS
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.prompt import LivePrompt
-from edge_pc.backends.llamacpp.steps import Place, batches, steps, without_replaced
+from edge_pc.backends.llamacpp.steps import Place, batches, steps
 from edge_pc.errors import ContextLengthError
 
 
@@ -48,7 +48,6 @@ class LlamaCppContext:
             ContextLengthError: there is not enough memory.
         """
         started = time.perf_counter()
-        plan = without_replaced(plan)
         self._pool.run(partial(self.prompt.start, plan))
         return self._fill(plan, started, on_tokens)
 
@@ -60,21 +59,12 @@ class LlamaCppContext:
             ContextLengthError: there is not enough memory; the context is as it was.
         """
         started = time.perf_counter()
-        plan = without_replaced(plan)
         end = self._pool.run(partial(self.prompt.go_on, plan))
         try:
             return self._fill(plan, started, on_tokens)
         except ContextLengthError:
             self.truncate(end)
             raise
-
-    def attention(self, plan: Plan) -> NDArray[np.float32]:
-        """What a prompt attends to is not known here: libllama does not tell. The first tokens of each span differ most
-        from full prefill's (EPIC, arXiv 2410.15332), so they rank first.
-
-        They are also what is computed again at least cost: a run for each span.
-        """
-        return np.concatenate([1 / np.arange(1, span.tokens + 1, dtype=np.float32) for span in plan.spans])
 
     def truncate(self, position_id: int) -> None:
         """Drop every cell at `position_id` or after it.

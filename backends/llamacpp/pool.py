@@ -11,7 +11,7 @@ from typing import TypeVar
 from edge_pc.backends.base import Plan
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, Cells
-from edge_pc.backends.llamacpp.moved import MovedStates
+from edge_pc.backends.llamacpp.moved import BlobReader, moved
 from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
 from edge_pc.backends.llamacpp.resident import Residents
 from edge_pc.backends.llamacpp.thread import NativeThread
@@ -60,6 +60,7 @@ class Pool:
         thread: does the work.
         open_context: makes an empty cache of the given number of cells.
         blobs: the format of its states.
+        reader: makes blobs of stored states.
         size: cells to begin with; None: as many as are usual.
 
     Attributes:
@@ -67,13 +68,19 @@ class Pool:
     """
 
     def __init__(
-        self, thread: NativeThread, open_context: Callable[[int], NativeContext], blobs: BlobFormat, size: int | None
+        self,
+        thread: NativeThread,
+        open_context: Callable[[int], NativeContext],
+        blobs: BlobFormat,
+        reader: BlobReader,
+        size: int | None,
     ) -> None:
         self._thread = thread
         self.blobs = blobs
+        self.reader = reader
         usual = max(_SPARE_CELLS, min(_FIRST_CELLS, _FIRST_BYTES // blobs.nbytes(1)))
         self.cells = Cells(open_context, blobs, size or usual)
-        self.residents = Residents(self.cells, blobs, _RESIDENTS)
+        self.residents = Residents(self.cells, reader, _RESIDENTS)
         self.generation = 0
         self._broken = False
         self._sequences = list(_PROMPTS)
@@ -122,11 +129,11 @@ class Pool:
         """
         self.tidy()
         residents, cells = self.residents, self.cells
-        wanted = dict.fromkeys(MovedStates.of(span) for span in plan.spans)
+        wanted = dict.fromkeys(moved(span) for span in plan.spans)
         residents.evict_idle(wanted)
-        present = [resident.sequence for states in wanted if (resident := residents.find(states))]
+        present = [resident.sequence for source in wanted if (resident := residents.find(source))]
         last = max(cells.books.last_place(one) for one in (sequence, *present))
-        missing = sum(states.tokens for states in wanted if not residents.find(states))
+        missing = sum(len(source.states.position_ids) for source in wanted if not residents.find(source))
         count = missing + further + _SPARE_CELLS
         if cells.room(last) < count and residents.idle_cells() and not self.use().held:
             residents.evict_idle()  # the room below them is better than a larger cache

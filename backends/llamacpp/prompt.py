@@ -19,7 +19,7 @@ import numpy as np
 from edge_pc.backends.base import IntArray, Logits, Plan
 from edge_pc.backends.llamacpp.blob import Bytes
 from edge_pc.backends.llamacpp.books import BLOCK
-from edge_pc.backends.llamacpp.moved import MovedStates
+from edge_pc.backends.llamacpp.moved import Moved, moved
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.resident import Resident
 from edge_pc.backends.llamacpp.steps import Place
@@ -49,7 +49,7 @@ class LivePrompt:
         self._capacity = capacity
         self._sequence: int | None = None
         self._generation = pool.generation
-        self._held: dict[MovedStates, _Held] = {}
+        self._held: dict[Moved, _Held] = {}
         self._relabelled: dict[int, int] = {}  # position → label
 
     def open(self) -> None:
@@ -97,20 +97,20 @@ class LivePrompt:
         Raises:
             StatesError: the states are not of the expected format, or cannot be moved.
         """
-        states, start, stop = MovedStates.of(plan.spans[step.span]), step.start, step.stop
-        resident = self._hold(states, start, exact=plan.exact)
+        source, start, stop = moved(plan.spans[step.span]), step.start, step.stop
+        resident = self._hold(source, start, exact=plan.exact)
         if resident is None:
-            self._copy(states, start, stop)
+            self._copy(source, start, stop)
         elif not plan.exact or self._follows(resident, start, stop):
             self._join(resident, start, stop)
         else:
             to_next_block = -(self._pool.cells.books.last_place(self.sequence) + 1) % BLOCK
             next_block = min(start + to_next_block, stop)
-            self._copy(states, start, next_block)
+            self._copy(source, start, next_block)
             if self._follows(resident, next_block, stop):
                 self._join(resident, next_block, stop)
             else:
-                self._copy(states, next_block, stop)
+                self._copy(source, next_block, stop)
 
     def compute(self, plan: Plan, start: int, stop: int) -> Logits:
         """Compute tokens `[start, stop)` of the run; logits of the run's last token, empty for others.
@@ -156,10 +156,10 @@ class LivePrompt:
                 self._relabel(label, position)
         self._pool.cells.drop(self.sequence, position_id)
         self._relabelled = {p: label for p, label in self._relabelled.items() if p < position_id}
-        for states, held in list(self._held.items()):
+        for source, held in list(self._held.items()):
             if held.position >= position_id:
                 held.resident.users -= 1
-                del self._held[states]
+                del self._held[source]
 
     def read(self, positions: IntArray) -> Bytes:
         """The blob of the cells at `positions`, in their order.
@@ -210,17 +210,19 @@ class LivePrompt:
         if new != position:
             self._relabelled[position] = new
 
-    def _hold(self, states: MovedStates, start: int, *, exact: bool) -> Resident | None:
-        """The resident that has the states; None when there cannot be one more."""
-        if states in self._held:
-            return self._held[states].resident
-        cells, residents = self._pool.cells, self._pool.residents
-        resident = residents.find(states)
-        if resident and exact and not resident.users and not self._follows(resident, start, states.tokens):
+    def _hold(self, source: Moved, start: int, *, exact: bool) -> Resident | None:
+        """The resident that has the states; None when there cannot be one more, or none with all of their cells."""
+        if source in self._held:
+            return self._held[source].resident
+        cells, residents, positions = self._pool.cells, self._pool.residents, source.position_ids
+        if positions[0] < 0:  # the cells before the span's would have labels that libllama takes for free places
+            return None
+        resident = residents.find(source)
+        if resident and exact and not resident.users and not self._follows(resident, start, len(positions)):
             residents.evict(resident)  # to be loaded where it lies as it should
-        resident = residents.hold(states, lambda count: cells.extend(self.sequence, count))
+        resident = residents.hold(source, lambda count: cells.extend(self.sequence, count))
         if resident:
-            self._held[states] = _Held(resident, int(states.position_ids[start]))
+            self._held[source] = _Held(resident, int(positions[start]))
         return resident
 
     def _follows(self, resident: Resident, start: int, stop: int) -> bool:
@@ -234,22 +236,18 @@ class LivePrompt:
         sequence, first, end = _range(resident, start, stop)
         self._pool.cells.join(sequence, self.sequence, first, end)
 
-    def _copy(self, states: MovedStates, start: int, stop: int) -> None:
+    def _copy(self, source: Moved, start: int, stop: int) -> None:
         """Add cells `[start, stop)` of stored states as the prompt's own."""
-        if start == stop:
-            return
-        blobs, positions = self._pool.blobs, states.position_ids[start:stop]
-        blob = states.blob(blobs)
-        if len(positions) < states.tokens:
-            blob = blobs.take(blob, np.arange(start, stop, dtype=np.int32), positions)
-        self._pool.cells.add(self.sequence, blob, positions)
+        if start < stop:
+            blob = self._pool.reader.read(source, start, stop)
+            self._pool.cells.add(self.sequence, blob, source.position_ids[start:stop])
 
 
 def _range(resident: Resident, start: int, stop: int) -> tuple[int, int, int]:
     """A resident's sequence, and the positions `[first, end)` that its cells `[start, stop)` take."""
     if start == stop:
         return resident.sequence, 0, 0
-    position_ids = resident.states.position_ids
+    position_ids = resident.source.position_ids
     return resident.sequence, int(position_ids[start]), int(position_ids[stop - 1]) + 1
 
 

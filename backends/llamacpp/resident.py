@@ -12,16 +12,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from edge_pc.backends.base import IntArray
-from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import Cells
-from edge_pc.backends.llamacpp.moved import MovedStates
+from edge_pc.backends.llamacpp.moved import BlobReader, Moved
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A module in the cache: its states, the sequence that has its cells, and how many prompts use it."""
+    """A module in the cache, at one place: the sequence that has its cells, and how many prompts use it."""
 
-    states: MovedStates
+    source: Moved
     sequence: int
     users: int = 0
 
@@ -31,21 +30,21 @@ class Residents:
 
     Args:
         cells: the cache.
-        blobs: the format of the states.
+        reader: makes blobs of states.
         sequences: numbers of the sequences that residents may take.
     """
 
-    def __init__(self, cells: Cells, blobs: BlobFormat, sequences: Collection[int]) -> None:
+    def __init__(self, cells: Cells, reader: BlobReader, sequences: Collection[int]) -> None:
         self._cells = cells
-        self._blobs = blobs
+        self._reader = reader
         self._sequences = sequences
         self.forget()
 
-    def find(self, states: MovedStates) -> Resident | None:
-        """The resident that has these states, if there is one."""
-        return self._residents.get(states)
+    def find(self, source: Moved) -> Resident | None:
+        """The resident that has these states at this place, if there is one."""
+        return self._residents.get(source)
 
-    def hold(self, states: MovedStates, places: Callable[[int], IntArray]) -> Resident | None:
+    def hold(self, source: Moved, places: Callable[[int], IntArray]) -> Resident | None:
         """Keep states in the cache until they are released, loading them if they are not there.
 
         Args:
@@ -58,43 +57,43 @@ class Residents:
             StatesError: the states are not of the expected format, or cannot be moved.
             ContextLengthError: there is not enough room.
         """
-        resident = self.find(states)
+        resident = self.find(source)
         if resident is None:
             if not self._free_sequences and not self._evict_oldest():
                 return None
-            blob = states.blob(self._blobs)
-            resident = Resident(states, self._free_sequences[-1])
-            self._cells.load(resident.sequence, blob, states.position_ids, places(states.tokens))
-            self._residents[states] = resident
+            positions = source.position_ids
+            blob = self._reader.read(source, 0, len(positions))
+            resident = Resident(source, self._free_sequences[-1])
+            self._cells.load(resident.sequence, blob, positions, places(len(positions)))
+            self._residents[source] = resident
             self._free_sequences.pop()
         resident.users += 1
-        self._residents.move_to_end(states)
+        self._residents.move_to_end(source)
         return resident
 
     def idle_cells(self) -> int:
         """Cells of the modules that no prompt uses."""
-        return sum(resident.states.tokens for resident in self._idle())
+        return sum(len(resident.source.states.position_ids) for resident in self._idle())
 
-    def evict_idle(self, wanted: Collection[MovedStates] = ()) -> None:
+    def evict_idle(self, wanted: Collection[Moved] = ()) -> None:
         """Evict the modules that no prompt uses, but for those that the next one wants.
 
         Args:
-            wanted: its states.
+            wanted: its states, where it has them.
         """
         for resident in self._idle():
-            if resident.states not in wanted:
+            if resident.source not in wanted:
                 self.evict(resident)
 
     def evict(self, resident: Resident) -> None:
         """Take a module out of the cache; prompts that use it keep its cells."""
         self._cells.drop(resident.sequence)
         self._free_sequences.append(resident.sequence)
-        del self._residents[resident.states]
+        del self._residents[resident.source]
 
     def forget(self) -> None:
         """Know nothing of a cache that has been emptied."""
-        # By the object, not by its key: states that were found to be damaged are made again under the same key.
-        self._residents: OrderedDict[MovedStates, Resident] = OrderedDict()
+        self._residents: OrderedDict[Moved, Resident] = OrderedDict()
         self._free_sequences = list(self._sequences)
 
     def _idle(self) -> list[Resident]:

@@ -6,11 +6,11 @@ Done one after the other, each token is computed when exactly the cells before i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_pc.backends.base import Plan, Span
+from edge_pc.backends.base import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,16 @@ class Compute:
     stop: int
 
 
-def without_replaced(plan: Plan) -> Plan:
-    """The plan, its spans cut where its run takes the place of cells."""
-    spans: list[Span] = []
-    for span in plan.spans:
-        stays = ~np.isin(span.position_ids, plan.position_ids)
-        edges = np.flatnonzero(np.diff(stays.astype(np.int8), prepend=0, append=0)) + span.start
-        spans += [replace(span, start=int(a), stop=int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    return replace(plan, spans=tuple(spans))
-
-
 def steps(plan: Plan) -> Iterator[Place | Compute]:
-    """The plan's steps in position order."""
+    """The plan's steps in position order, without the cells whose place the run takes."""
     counts = [span.tokens for span in plan.spans] + [len(plan.token_ids)]
     positions = np.concatenate([*(span.position_ids for span in plan.spans), plan.position_ids])
+    stays = np.append(~np.isin(positions[: plan.cached_tokens], plan.position_ids), np.ones(counts[-1], dtype=bool))
     source = np.repeat(np.arange(len(counts)), counts)
     first = [*(span.start for span in plan.spans), 0]
     index = np.concatenate([np.arange(start, start + n) for start, n in zip(first, counts, strict=True)])
     order = np.argsort(positions, kind="stable")
+    order = order[stays[order]]
     source, index, positions = source[order], index[order], positions[order]
     run = len(plan.spans)
     breaks = (np.diff(source) != 0) | ((np.diff(positions) != 1) & (source[1:] == run))
