@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
+from edge_pc.backends.llamacpp.native import NativeContext
 
 RNG = np.random.default_rng(0)
 TEXT = RNG.integers(10, 250, 1000).astype(np.int32)
@@ -78,3 +80,15 @@ def used(backend: LlamaCppBackend) -> int:
     """Cells that open prompts hold; what is noted of the cache is checked."""
     backend.check()
     return backend.cache_use().held
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """Filled with the arguments of each later call of a method of `NativeContext`."""
+    original, calls = getattr(NativeContext, name), []
+
+    def recording(self: NativeContext, *arguments: Any) -> Any:
+        calls.append(arguments)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(NativeContext, name, recording)
+    return calls

@@ -21,7 +21,13 @@ Cell = list[tuple[Floats, Floats]]
 
 
 class Reference:
-    """The logits of a tiny model, given what each token sees."""
+    """The logits of a tiny model, given what each token sees.
+
+    Attributes:
+        attention: the weights of the last tokens that were computed, by layer, `[heads, n, m + n]`.
+    """
+
+    attention: list[Floats]
 
     def __init__(self, model: tiny.TinyModel = tiny.TinyModel()) -> None:
         self._model = model
@@ -52,6 +58,7 @@ class Reference:
         x = w["embed"][token_ids]
         made: list[Cell] = [[] for _ in token_ids]
         new = position_ids[len(past) :]
+        self.attention = []
         for layer in range(model.layers):
             name = f"layers.{layer}."
             normed = _norm(x, w[name + "attn_norm"])
@@ -85,8 +92,9 @@ class Reference:
         k, v = np.repeat(k, share, axis=0), np.repeat(v, share, axis=0)
         scores = np.where(visible, q @ k.swapaxes(1, 2) / np.sqrt(self._model.head_dim), -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out = weights / weights.sum(axis=-1, keepdims=True) @ v
-        joined: Floats = out.swapaxes(0, 1).reshape(len(visible), -1)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        self.attention.append(weights)
+        joined: Floats = (weights @ v).swapaxes(0, 1).reshape(len(visible), -1)
         return joined
 
 

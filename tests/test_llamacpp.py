@@ -14,14 +14,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llamacpp_tools import TEXT, answered, encoded, equal, gone_on, opened, plan_at, plan_of, served, used, whole
+from llamacpp_tools import (
+    TEXT,
+    answered,
+    encoded,
+    equal,
+    gone_on,
+    opened,
+    plan_at,
+    plan_of,
+    recorded,
+    served,
+    used,
+    whole,
+)
 from reference import Reference
 
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.books import BLOCK
-from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
+from edge_pc.backends.llamacpp.native import SEQUENCES
 from edge_pc.errors import ContextLengthError, EngineError, ModelError, StatesError
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
@@ -38,18 +51,6 @@ def backend(tiny_gguf: Path) -> Iterator[LlamaCppBackend]:
 
 def blobs_of(backend: LlamaCppBackend) -> BlobFormat:
     return BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
-
-
-def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """Filled with the arguments of each later call of a method of `NativeContext`."""
-    original, calls = getattr(NativeContext, name), []
-
-    def recording(self: NativeContext, *arguments: Any) -> Any:
-        calls.append(arguments)
-        return original(self, *arguments)
-
-    monkeypatch.setattr(NativeContext, name, recording)
-    return calls
 
 
 class TestSharing:

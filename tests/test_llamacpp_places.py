@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,12 +11,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llamacpp_tools import TEXT, encoded, gone_on, opened, plan_at, plan_of, served, used, whole
+from llamacpp_tools import (
+    TEXT,
+    answered,
+    encoded,
+    equal,
+    gone_on,
+    opened,
+    plan_at,
+    plan_of,
+    recorded,
+    served,
+    used,
+    whole,
+)
+from reference import Reference
 
 from edge_pc.backends.base import KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
 from edge_pc.backends.llamacpp.blob import BlobFormat
-from edge_pc.errors import StatesError
+from edge_pc.errors import ModelError, StatesError
 from edge_pc.models.positions import OpaqueEncoding
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
@@ -135,3 +149,148 @@ class TestMoved:
                     work(plan_of([moved_to(stored, 100)], 140, 150))
             context.prefill(plan_of([whole(stored)], 40, 50))
             assert used(backend) == 50
+
+
+def expected(modules: Sequence[Span], run: Sequence[int], tokens: Any = TEXT) -> Any:
+    """Logits of the run's last token by the rules alone: a module sees itself, all of it; the run all before it, but
+    the cells in whose place it is."""
+    positions = np.concatenate([*(span.position_ids for span in modules), np.array(run, dtype=np.int32)])
+    token_ids = np.concatenate([*(span.token_ids for span in modules), tokens[run]])
+    owner = np.repeat(np.arange(len(modules) + 1), [*(span.tokens for span in modules), len(run)])
+    computed = owner == len(modules)
+    replaced = np.isin(positions, run) & ~computed
+    sees = np.where(computed[:, None], ~replaced[None, :], owner[None, :] == owner[:, None])
+    return Reference().logits(token_ids, positions, sees & (positions[None, :] <= positions[:, None]))[-1]
+
+
+# Single tokens, two ranges, a module's first and last cells, cells at the end right before the question.
+SCATTERED = [0, 3, 17, 18, 19, 60, 99, 100, 131, 150, 170, 171, 198, 199]
+
+
+class TestComputedAgain:
+    @pytest.mark.parametrize("run", [SCATTERED, SCATTERED[:4], [99, 100, 101], [199]], ids=len)
+    def test_logits_are_those_of_the_rules(self, backend: LlamaCppBackend, run: list[int]) -> None:
+        modules = [whole(encoded(backend, 0, 100)), moved_to(encoded_at(backend, 100, 200, 7), 100)]
+        run = [*run, *range(200, 212)]
+        wanted = expected(modules, run)
+        for exact in (False, True):
+            np.testing.assert_allclose(served(backend, plan_at(modules, run, exact=exact)), wanted, atol=0.15)
+        unchanged = expected(modules, run[-12:])
+        if len(run) > 20:
+            assert np.abs(unchanged - wanted).max() > 0.3, "computing cells again matters"
+
+    def test_at_once_as_one_after_the_other(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two ways to the same, and the answer goes on alike."""
+        modules = [
+            whole(encoded(backend, 0, 100)),
+            whole(encoded(backend, 100, 200)),
+            whole(encoded(backend, 300, 600)),
+        ]
+        rng = np.random.default_rng(3)
+        again = sorted(rng.choice([*range(200), *range(300, 600)], 60, replace=False).tolist())
+        run = [*again, *range(600, 630)]
+        slowly = answered(backend, plan_at(modules, run, exact=True), 4)
+        calls = recorded(monkeypatch, "decode")
+        at_once = answered(backend, plan_at(modules, run), 4)
+        assert len(calls) == 4, "one run, and three tokens"
+        np.testing.assert_allclose(at_once, slowly, atol=TOLERANCE)
+
+    def test_other_tokens_than_the_cells(self, backend: LlamaCppBackend) -> None:
+        modules = [whole(encoded(backend, 0, 100)), whole(encoded(backend, 100, 200))]
+        run = [*SCATTERED, *range(200, 212)]
+        other = (TEXT + 1).astype(np.int32)
+        plan = replace(plan_at(modules, run), token_ids=other[run])
+        np.testing.assert_allclose(served(backend, plan), expected(modules, run, other), atol=0.15)
+
+    def test_the_module_keeps_its_cells(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = whole(encoded(backend, 0, 200))
+        plain = plan_of([module], 200, 212)
+        wanted = answered(backend, plain)
+        run = [*SCATTERED, *range(200, 212)]
+        with closing(backend.new_context(220)) as user:
+            first = user.prefill(plan_at([module], run)).logits
+            assert used(backend) == 212, "cells in whose place others are have left, and no cell is there twice"
+            writes = recorded(monkeypatch, "write")
+            loaded = len(writes)
+            assert equal(answered(backend, plain), wanted)
+            assert len(writes) == loaded, "the resident was joined"
+            again = gone_on(backend, user, 212, 2)
+        assert equal([first, *again], answered(backend, plan_at([module], run)))
+
+    def test_many_tokens_of_a_long_prompt(self, backend: LlamaCppBackend) -> None:
+        """More than are computed at a time."""
+        modules = [whole(encoded(backend, 0, 450)), whole(encoded(backend, 450, 900))]
+        run = [*range(0, 900, 3), *range(900, 930)]
+        np.testing.assert_allclose(served(backend, plan_at(modules, run)), expected(modules, run), atol=0.15)
+
+    def test_after_what_is_there(self, backend: LlamaCppBackend) -> None:
+        first, second = encoded(backend, 0, 100), encoded(backend, 150, 350)
+        run = [*range(150, 350, 20), *range(350, 360)]
+        with closing(backend.new_context(400)) as context:
+            context.prefill(plan_of([whole(first)], 100, 110))
+            logits = context.append(plan_at([whole(second)], run)).logits
+            wanted = served(backend, plan_at([whole(first), whole(second)], [*range(100, 110), *run]))
+            np.testing.assert_allclose(logits, wanted, atol=TOLERANCE)
+            context.truncate(225)
+            assert used(backend) == 100 + 10 + 75
+            again = context.append(plan_at([Span(second, 75, 200)], [r for r in run if r >= 225])).logits
+            np.testing.assert_allclose(again, wanted, atol=TOLERANCE)
+
+    def test_cells_between_gaps_are_encoded_so(self, backend: LlamaCppBackend) -> None:
+        positions = [0, 1, 5, 9, 13, 14, 30, 60, 61, 99]
+        at_once = states_of(backend, plan_at([], positions))
+        slowly = states_of(backend, plan_at([], positions, exact=True))
+        for found, wanted in zip(at_once, slowly, strict=True):
+            np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+
+
+class TestAttention:
+    def test_weights_are_those_of_the_model(self, backend: LlamaCppBackend) -> None:
+        modules = [whole(encoded(backend, 0, 60)), moved_to(encoded(backend, 200, 290), 80)]
+        cells = np.array([*range(60), *range(80, 170), *range(170, 180)], dtype=np.int32)
+        tokens = np.concatenate([*(span.token_ids for span in modules), TEXT[170:180]])
+        owner = np.repeat([0, 1, 2], [60, 90, 10])
+        visible = (cells[None, :] <= cells[:, None]) & ((owner == 2)[:, None] | (owner[None, :] == owner[:, None]))
+        with closing(backend.new_context(200)) as context:
+            found = context.attention(plan_of(modules, 170, 180))
+            reordered = context.attention(plan_of(modules[::-1], 170, 180))
+        reference = Reference()
+        reference.logits(tokens, cells, visible)
+        weights = reference.attention[1][:, 150:, :150]
+        wanted = (weights / weights.sum(axis=2, keepdims=True)).mean(axis=(0, 1))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, atol=2e-3 * wanted.max(), rtol=0.02)
+        np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.concatenate([reordered[90:], reordered[:90]]), found, rtol=1e-3)
+
+    def test_nothing_stays_and_prompts_go_on(self, backend: LlamaCppBackend) -> None:
+        modules = [whole(encoded(backend, 0, 100)), whole(encoded(backend, 100, 250))]
+        plan = plan_of(modules, 250, 400)  # more tokens than are asked
+        wanted = answered(backend, plan)
+        with closing(backend.new_context(410)) as context, closing(backend.new_context(120)) as other:
+            context.attention(plan)
+            assert used(backend) == 250
+            first = other.prefill(plan_of(modules[:1], 100, 110)).logits
+            context.attention(plan)
+            assert equal([context.prefill(plan).logits, *gone_on(backend, context, 400, 2)], wanted)
+            assert equal([first, *gone_on(backend, other, 110, 2)], answered(backend, plan_of(modules[:1], 100, 110)))
+
+    def test_without_cells(self, backend: LlamaCppBackend) -> None:
+        with closing(backend.new_context(20)) as context:
+            assert context.attention(plan_of([], 0, 10)).shape == (0,)
+
+    def test_cells_that_are_computed_again_get_nothing(self, backend: LlamaCppBackend) -> None:
+        with closing(backend.new_context(80)) as context:
+            weights = context.attention(plan_at([whole(encoded(backend, 0, 60))], [10, 20, *range(60, 70)]))
+        assert np.flatnonzero(weights == 0).tolist() == [10, 20]
+
+    def test_a_library_whose_graph_is_another(self, backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("edge_pc.backends.llamacpp.hook._POSITIONS", b"positions")
+        module = whole(encoded(backend, 0, 60))
+        with closing(backend.new_context(80)) as context:
+            for work in (context.attention, context.prefill):
+                with pytest.raises(ModelError, match="has no positions"):
+                    work(plan_at([module], [1, 5, 10, 20, *range(60, 70)]))
+            monkeypatch.undo()
+            wanted = served(backend, plan_of([module], 60, 70))
+            assert np.array_equal(context.prefill(plan_of([module], 60, 70)).logits, wanted)

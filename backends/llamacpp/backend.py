@@ -17,6 +17,7 @@ from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.describe import check
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 from edge_pc.backends.llamacpp.float16 import Float16
+from edge_pc.backends.llamacpp.hook import Hook
 from edge_pc.backends.llamacpp.library import load_library, model_params
 from edge_pc.backends.llamacpp.log import native_log
 from edge_pc.backends.llamacpp.moved import BlobReader
@@ -25,6 +26,7 @@ from edge_pc.backends.llamacpp.pool import CacheUse, Pool
 from edge_pc.backends.llamacpp.prompt import decode
 from edge_pc.backends.llamacpp.selfcheck import check_cache
 from edge_pc.backends.llamacpp.thread import NativeThread
+from edge_pc.backends.llamacpp.workbench import RUN_TOKENS, SEQUENCES, Workbench
 from edge_pc.errors import ModelError
 from edge_pc.system.cpu import allowed_cpus
 
@@ -56,6 +58,7 @@ class LlamaCppBackend:
         checked = check(path)
         native_log.attach(library, verbose=options.verbose)
         self._library = library
+        self._hook = Hook(library)
         self._threads = options.threads or allowed_cpus()
         self._model: Any = None
         self._pool: Pool | None = None
@@ -127,14 +130,27 @@ class LlamaCppBackend:
 
     def _make_pool(self, blobs: BlobFormat, n_ctx: int | None) -> None:
         reader = BlobReader(blobs, self.spec, Float16(self._library))
-        self._pool = Pool(self._thread, self._open_context, blobs, reader, n_ctx)
+        workbench = Workbench(self._open_workbench, self._hook, blobs)
+        self._pool = Pool(self._thread, self._open_context, blobs, reader, workbench, n_ctx)
         check_cache(self._pool.cells, blobs)
 
     def _open_context(self, cells: int) -> NativeContext:
         return NativeContext(self._library, self._model, cells, self._threads)
 
+    def _open_workbench(self, cells: int) -> NativeContext:
+        return NativeContext(
+            self._library,
+            self._model,
+            cells,
+            self._threads,
+            batch_tokens=RUN_TOKENS,
+            sequences=SEQUENCES,
+            callback=self._hook.callback,
+        )
+
     def _free(self) -> None:
         if self._pool is not None:
+            self._pool.workbench.close()
             self._pool.cells.close()
         model, self._model = self._model, None
         if model is not None:

@@ -153,6 +153,10 @@ class Cells:
         finally:
             self._remove(TRANSIT)
 
+    def read_all(self, sequence: int) -> tuple[Bytes, IntArray]:
+        """The blob of all of a sequence's cells, in the order of their places, and their labels."""
+        return self._native.read(sequence), self.books.labels(sequence)
+
     def clear(self) -> None:
         """Take all cells from all sequences, whatever state they are in."""
         self._native.clear()

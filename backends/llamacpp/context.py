@@ -14,7 +14,7 @@ from edge_pc.backends.base import IntArray, KVLayout, Logits, OnTokens, Plan, Pr
 from edge_pc.backends.llamacpp.native import BATCH_TOKENS
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.prompt import LivePrompt
-from edge_pc.backends.llamacpp.steps import Place, batches, steps
+from edge_pc.backends.llamacpp.steps import Place, batches, is_scattered, steps
 from edge_pc.errors import ContextLengthError
 
 
@@ -66,6 +66,15 @@ class LlamaCppContext:
             self.truncate(end)
             raise
 
+    def attention(self, plan: Plan) -> NDArray[np.float32]:
+        """Averaged over the plan's last tokens, all heads, and a few layers; see `Context.attention`.
+
+        Raises:
+            StatesError, ContextLengthError: as `prefill`.
+        """
+        self._pool.run(partial(self.prompt.start, plan))
+        return self._pool.run(partial(self.prompt.attention, plan))
+
     def truncate(self, position_id: int) -> None:
         """Drop every cell at `position_id` or after it.
 
@@ -95,6 +104,11 @@ class LlamaCppContext:
 
     def _fill(self, plan: Plan, started: float, on_tokens: OnTokens | None) -> Prefill:
         """Place and compute the plan's cells in position order."""
+        if is_scattered(plan):
+            logits, forward = self._pool.run(partial(self.prompt.compute_scattered, plan))
+            if on_tokens:
+                on_tokens(len(plan.token_ids))
+            return _filled(logits, len(plan.token_ids), started, forward)
         logits, computed, forward = np.empty(0, dtype=np.float32), 0, 0.0
         places: list[Place] = []
         for step in steps(plan):
@@ -106,8 +120,7 @@ class LlamaCppContext:
                 places, computed, forward = [], computed + stop - start, forward + seconds
                 if on_tokens:
                     on_tokens(stop - start)
-        assembly = time.perf_counter() - started - forward
-        return Prefill(logits, computed, assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)
+        return _filled(logits, computed, started, forward)
 
     def _step(self, plan: Plan, places: list[Place], start: int, stop: int) -> tuple[Logits, float]:
         """Work for the pool: place cells, then compute tokens `[start, stop)` of the run. Also the seconds of that."""
@@ -115,3 +128,8 @@ class LlamaCppContext:
             self.prompt.place(plan, step)
         placed = time.perf_counter()
         return self.prompt.compute(plan, start, stop), time.perf_counter() - placed
+
+
+def _filled(logits: Logits, computed: int, started: float, forward: float) -> Prefill:
+    assembly = time.perf_counter() - started - forward
+    return Prefill(logits, computed, assembly_ms=assembly * 1e3, forward_ms=forward * 1e3)

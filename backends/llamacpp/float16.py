@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ class Float16:
 
     def __init__(self, library: ModuleType) -> None:
         self._kernels = None
-        native = getattr(library, "_lib", None)
+        native: Any = getattr(library, "_lib", None)
         if hasattr(native, _WIDEN) and hasattr(native, _NARROW):
             prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
             self._kernels = prototype((_WIDEN, native)), prototype((_NARROW, native))

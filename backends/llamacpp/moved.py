@@ -1,7 +1,8 @@
 """Stored states at the place where a prompt has them, as blobs that libllama takes.
 
 Keys of cells that are moved are rotated in the blob. libllama has a call of its own for it (`llama_memory_seq_add`),
-but that one only notes the shift: until the next run, which goes over the whole cache for it, states are read unshifted.
+but that one only notes the shift: until the next run, which goes over the whole cache for it, states are read as they
+were.
 """
 
 from __future__ import annotations

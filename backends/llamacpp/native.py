@@ -43,6 +43,9 @@ class NativeContext:
         model: the opened `llama_model`.
         cells: room, in tokens; the memory is taken at once.
         threads: compute threads.
+        batch_tokens: tokens computed at a time, at most.
+        sequences: how many there are; as many tokens of a batch can have logits.
+        callback: sees the graph while it is computed (see `hook.py`).
 
     Attributes:
         cells: room, rounded up by libllama.
@@ -51,15 +54,27 @@ class NativeContext:
         ModelError: there is not enough memory.
     """
 
-    def __init__(self, library: ModuleType, model: Any, cells: int, threads: int) -> None:
+    def __init__(
+        self,
+        library: ModuleType,
+        model: Any,
+        cells: int,
+        threads: int,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        sequences: int = SEQUENCES,
+        callback: Any = None,
+    ) -> None:
         params = library.llama_context_default_params()
         params.n_ctx = cells
-        params.n_batch = params.n_ubatch = BATCH_TOKENS
-        params.n_seq_max = params.n_outputs_max = SEQUENCES
+        params.n_batch = params.n_ubatch = batch_tokens
+        params.n_seq_max = params.n_outputs_max = sequences
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = TYPE_F16
         params.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.kv_unified = True
+        if callback is not None:
+            params.cb_eval = callback
         native_log.take_error()
         self._context = library.llama_init_from_model(model, params)
         if not self._context:

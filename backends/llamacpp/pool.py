@@ -15,6 +15,7 @@ from edge_pc.backends.llamacpp.moved import BlobReader, moved
 from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
 from edge_pc.backends.llamacpp.resident import Residents
 from edge_pc.backends.llamacpp.thread import NativeThread
+from edge_pc.backends.llamacpp.workbench import Workbench
 from edge_pc.errors import ContextLengthError, EdgePCError
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Pool:
         open_context: makes an empty cache of the given number of cells.
         blobs: the format of its states.
         reader: makes blobs of stored states.
+        workbench: computes tokens between cached ones.
         size: cells to begin with; None: as many as are usual.
 
     Attributes:
@@ -73,11 +75,13 @@ class Pool:
         open_context: Callable[[int], NativeContext],
         blobs: BlobFormat,
         reader: BlobReader,
+        workbench: Workbench,
         size: int | None,
     ) -> None:
         self._thread = thread
         self.blobs = blobs
         self.reader = reader
+        self.workbench = workbench
         usual = max(_SPARE_CELLS, min(_FIRST_CELLS, _FIRST_BYTES // blobs.nbytes(1)))
         self.cells = Cells(open_context, blobs, size or usual)
         self.residents = Residents(self.cells, reader, _RESIDENTS)
@@ -150,6 +154,7 @@ class Pool:
     def _guarded(self, work: Callable[[], T]) -> T:
         if self._broken:
             self.cells.clear()
+            self.workbench.close()
             self.residents.forget()
             self.generation += 1
             self._broken = False

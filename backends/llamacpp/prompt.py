@@ -10,11 +10,13 @@ them, and shifting positions rotates keys.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_pc.backends.base import IntArray, Logits, Plan
 from edge_pc.backends.llamacpp.blob import Bytes
@@ -22,7 +24,7 @@ from edge_pc.backends.llamacpp.books import BLOCK
 from edge_pc.backends.llamacpp.moved import Moved, moved
 from edge_pc.backends.llamacpp.pool import Lease, Pool
 from edge_pc.backends.llamacpp.resident import Resident
-from edge_pc.backends.llamacpp.steps import Place
+from edge_pc.backends.llamacpp.steps import Place, steps
 from edge_pc.errors import EngineError, StatesError
 
 
@@ -132,6 +134,47 @@ class LivePrompt:
         if companion:
             cells.drop(sequence, int(position_ids[1]), int(position_ids[1]) + 1)
         return cells.logits(row) if last else np.empty(0, dtype=np.float32)
+
+    def compute_scattered(self, plan: Plan) -> tuple[Logits, float]:
+        """Place all of a plan's cells, then compute its whole run at once; its logits, and the seconds that took.
+
+        Raises:
+            StatesError: cells have been lost, or states are not of the expected format or cannot be moved.
+            ContextLengthError: there is not enough memory.
+        """
+        self._to_workbench(plan)
+        placed = time.perf_counter()
+        logits, blob = self._pool.workbench.compute(plan.token_ids, plan.position_ids)
+        seconds = time.perf_counter() - placed
+        self._pool.cells.add(self.sequence, blob, plan.position_ids)
+        return logits, seconds
+
+    def attention(self, plan: Plan) -> NDArray[np.float32]:
+        """How much a plan's run attends to the cells of its spans, float32 `[plan.cached_tokens]`.
+
+        Raises:
+            StatesError, ContextLengthError: as `compute_scattered`.
+        """
+        there = self._to_workbench(plan)
+        weights = np.zeros(plan.cached_tokens, dtype=np.float32)
+        if len(there):
+            found = self._pool.workbench.attention(plan.token_ids, plan.position_ids)
+            wanted = np.concatenate([span.position_ids for span in plan.spans])
+            order = np.argsort(wanted)
+            weights[order[np.searchsorted(wanted, there, sorter=order)]] = found
+        return weights
+
+    def _to_workbench(self, plan: Plan) -> IntArray:
+        """Place a plan's cells, and take all of the prompt's to the workbench; returns their positions."""
+        self._require_cells()
+        for step in steps(plan):
+            if isinstance(step, Place):
+                self.place(plan, step)
+        blob, positions = self._pool.cells.read_all(self.sequence)
+        for position, label in self._relabelled.items():
+            positions[positions == label] = position
+        self._pool.workbench.load(blob, positions, len(plan.token_ids))
+        return positions
 
     def let_end_before(self, position: int) -> None:
         """Let the sequence end right before `position`, which lies after all its cells.

@@ -12,6 +12,9 @@ import numpy as np
 
 from edge_pc.backends.base import Plan
 
+# Each piece costs about what a decoded token costs; taking a prompt's cells to the workbench costs as much as a few.
+_PIECES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -46,6 +49,15 @@ def steps(plan: Plan) -> Iterator[Place | Compute]:
     for piece in np.split(np.arange(len(order)), np.flatnonzero(breaks) + 1):
         start, stop = int(index[piece[0]]), int(index[piece[-1]]) + 1
         yield Compute(start, stop) if source[piece[0]] == run else Place(int(source[piece[0]]), start, stop)
+
+
+def is_scattered(plan: Plan) -> bool:
+    """Whether so many pieces of the run lie between cells that the workbench computes them faster than they can be one
+    after the other.
+
+    Never with an exact plan, whose sums must be added up as in full prefill.
+    """
+    return not plan.exact and sum(isinstance(step, Compute) for step in steps(plan)) > _PIECES
 
 
 def batches(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
