@@ -12,6 +12,7 @@ import pytest
 
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
+from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.context import LlamaCppContext
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 from edge_pc.backends.llamacpp.native import NativeContext
@@ -27,6 +28,11 @@ def opened(path: Path, n_ctx: int = 1024) -> Iterator[LlamaCppBackend]:
     with closing(LlamaCppBackend(path, LlamaCppOptions(threads=1), n_ctx)) as backend:
         yield backend
         backend.check()
+
+
+def blobs_of(backend: LlamaCppBackend) -> BlobFormat:
+    """The format of a model's states."""
+    return BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
 
 
 def plan_of(spans: Sequence[Span], start: int, stop: int, *, exact: bool = False) -> Plan:

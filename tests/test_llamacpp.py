@@ -17,6 +17,7 @@ import pytest
 from llamacpp_tools import (
     TEXT,
     answered,
+    blobs_of,
     encoded,
     equal,
     gone_on,
@@ -32,7 +33,6 @@ from reference import Reference
 
 from edge_pc.backends.base import DecodeStep, KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
-from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.books import BLOCK
 from edge_pc.backends.llamacpp.native import SEQUENCES
 from edge_pc.errors import ContextLengthError, EngineError, ModelError, StatesError
@@ -47,10 +47,6 @@ TOLERANCE = 0.15
 def backend(tiny_gguf: Path) -> Iterator[LlamaCppBackend]:
     with opened(tiny_gguf) as backend:
         yield backend
-
-
-def blobs_of(backend: LlamaCppBackend) -> BlobFormat:
-    return BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
 
 
 class TestSharing:

@@ -1,4 +1,4 @@
-"""The llama.cpp backend's cache, where cells are not as they were stored: moved, computed again, asked about."""
+"""The llama.cpp backend's cache, where cells are not just those that were stored: moved, computed again, damaged."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from llamacpp_tools import (
     TEXT,
     answered,
+    blobs_of,
     encoded,
     equal,
     gone_on,
@@ -26,10 +27,11 @@ from llamacpp_tools import (
     whole,
 )
 from reference import Reference
+from store_tools import change_unseen, checking
 
+from edge_pc import Engine, Sampling, Serving
 from edge_pc.backends.base import KVStates, Plan, Span
 from edge_pc.backends.llamacpp.backend import LlamaCppBackend
-from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.errors import ModelError, StatesError
 from edge_pc.models.positions import OpaqueEncoding
 
@@ -65,7 +67,7 @@ def moved_to(states: KVStates, position: int, start: int = 0, stop: int | None =
 
 def states_of(backend: LlamaCppBackend, plan: Plan) -> Any:
     """Keys and values, float, that a prompt has of its cells, in position order."""
-    blobs = BlobFormat(backend.spec.layers, backend.spec.kv_heads * backend.spec.head_dim)
+    blobs = blobs_of(backend)
     positions = np.sort(np.concatenate([*(span.position_ids for span in plan.spans), plan.position_ids]))
     with closing(backend.new_context(len(positions))) as context:
         context.prefill(plan)
@@ -294,3 +296,51 @@ class TestAttention:
             monkeypatch.undo()
             wanted = served(backend, plan_of([module], 60, 70))
             assert np.array_equal(context.prefill(plan_of([module], 60, 70)).logits, wanted)
+
+
+SCHEMA = """<schema name="pets"><module name="cat">The cat sleeps in the house, all day and all night.</module>
+<module name="dog">The dog runs in the wood, and in the house.</module></schema>"""
+PROMPT = '<prompt schema="pets"><cat/><dog/>Where is it?</prompt>'
+
+
+class TestInfiniteNumbers:
+    @pytest.mark.parametrize("part", ["keys", "values"])
+    def test_nothing_is_answered_from_them_nor_after_them(self, backend: LlamaCppBackend, part: str) -> None:
+        plain, run = plan_of([whole(encoded(backend, 0, 100))], 100, 110), [0, 5, 10, 15, 20, *range(200, 210)]
+        wanted = answered(backend, plain)
+        damaged = encoded(backend, 0, 200)
+        parts = (blobs := blobs_of(backend)).parts(blobs.check(damaged.array, damaged.position_ids), 200)
+        getattr(parts, part).view("<f2")[..., -9:, :1] = np.inf
+        with closing(backend.new_context(220)) as context, closing(backend.new_context(120)) as bystander:
+            for work in (context.prefill, context.append, context.attention):
+                for plan in (plan_of([whole(damaged)], 200, 210), plan_at([whole(damaged)], run)):
+                    bystander.prefill(plain)
+                    context.truncate(0)
+                    with pytest.raises(StatesError, match="infinite numbers"):
+                        work(plan)
+                    with pytest.raises(StatesError, match="lost"):
+                        gone_on(backend, bystander, 110, 1)
+                    assert equal(answered(backend, plain), wanted)
+                    context.prefill(plain)
+            context.prefill(plain)
+            assert used(backend) == 110
+
+    def test_a_file_of_the_store(self, tiny_gguf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """The prompt is computed, and so well that nothing shows but a warning."""
+        short = Sampling(max_tokens=8)
+        with Engine(tiny_gguf, backend="llamacpp", cache_dir=tmp_path) as engine:
+            engine.load_schema(SCHEMA)
+            wanted = engine.generate(PROMPT, short, Serving(fidelity="fast")).token_ids
+            computed = engine.generate(PROMPT, short, Serving(use_cache=False)).token_ids
+            [key] = [entry.key for entry in engine.store.entries() if entry.module == "cat"]
+        data = bytearray((tmp_path / key[:2] / f"{key}.npy").read_bytes())
+        data[-4000:-2000] = b"\0\x7c" * 1000
+        change_unseen(tmp_path, key, bytes(data))
+        with Engine(tiny_gguf, backend="llamacpp", cache_dir=tmp_path) as engine:
+            engine.load_schema(SCHEMA)
+            first = engine.generate(PROMPT, short, Serving(fidelity="fast"))
+            assert first.token_ids == computed
+            assert "infinite numbers" in caplog.text
+            for thread in checking():
+                thread.join(60)
+            assert engine.generate(PROMPT, short, Serving(fidelity="fast")).token_ids == wanted

@@ -91,7 +91,7 @@ class LlamaCppBackend:
         """Compute the next token of each context in one pass over the weights.
 
         Raises:
-            StatesError: a context's cells have been lost.
+            StatesError: a context's cells have been lost, or hold infinite numbers.
             ContextLengthError: there is not enough memory for more cells.
         """
         prompts = [step.context.prompt for step in steps]

@@ -123,9 +123,9 @@ class NativeContext:
         return int(self._library.llama_memory_seq_pos_max(self._memory, sequence))
 
     def clear(self) -> None:
-        """Take all cells from all sequences."""
+        """Take all cells from all sequences, and put zeros into their places."""
         self._require_open()
-        self._library.llama_memory_clear(self._memory, False)
+        self._library.llama_memory_clear(self._memory, True)
 
     def write(self, sequence: int, blob: Bytes) -> None:
         """Replace a sequence by the cells of a blob.

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from edge_pc.backends.base import Plan
+import numpy as np
+
+from edge_pc.backends.base import Logits, Plan
 from edge_pc.backends.llamacpp.blob import BlobFormat
 from edge_pc.backends.llamacpp.cells import FIRST_SEQUENCE, Cells
 from edge_pc.backends.llamacpp.moved import BlobReader, moved
@@ -16,7 +18,7 @@ from edge_pc.backends.llamacpp.native import SEQUENCES, NativeContext
 from edge_pc.backends.llamacpp.resident import Residents
 from edge_pc.backends.llamacpp.thread import NativeThread
 from edge_pc.backends.llamacpp.workbench import Workbench
-from edge_pc.errors import ContextLengthError, EdgePCError
+from edge_pc.errors import ContextLengthError, EdgePCError, StatesError
 
 T = TypeVar("T")
 
@@ -66,7 +68,8 @@ class Pool:
         size: cells to begin with; None: as many as are usual.
 
     Attributes:
-        generation: counts how often the cache was emptied because a failure left it in an unknown state.
+        generation: counts how often the cache was emptied because a failure left it in an unknown state, or because it
+            held infinite numbers.
     """
 
     def __init__(
@@ -144,6 +147,23 @@ class Pool:
             self.admit(plan, sequence, further)
         else:
             cells.make_room(count, last)
+
+    def checked(self, logits: Logits) -> Logits:
+        """The same logits, when they are numbers.
+
+        Infinite numbers in damaged states make all that is computed over the same cache useless, even after their cells
+        are free: masks and weights of zero do not undo them. So the cache is emptied before the next work on it.
+
+        Raises:
+            StatesError: they are not.
+        """
+        if not np.isfinite(logits).all():
+            self._broken = True
+            raise StatesError(
+                "no answer can be computed: states in the cache hold infinite numbers, or the model's file does",
+                hint="prefill the prompt again, without stored states",
+            )
+        return logits
 
     def use(self) -> CacheUse:
         """What the cache holds."""

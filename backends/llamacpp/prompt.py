@@ -133,7 +133,7 @@ class LivePrompt:
         cells.compute(token_ids, position_ids, np.full(len(token_ids), sequence), places, [row] if last else [])
         if companion:
             cells.drop(sequence, int(position_ids[1]), int(position_ids[1]) + 1)
-        return cells.logits(row) if last else np.empty(0, dtype=np.float32)
+        return self._pool.checked(cells.logits(row)) if last else np.empty(0, dtype=np.float32)
 
     def compute_scattered(self, plan: Plan) -> tuple[Logits, float]:
         """Place all of a plan's cells, then compute its whole run at once; its logits, and the seconds that took.
@@ -147,7 +147,7 @@ class LivePrompt:
         logits, blob = self._pool.workbench.compute(plan.token_ids, plan.position_ids)
         seconds = time.perf_counter() - placed
         self._pool.cells.add(self.sequence, blob, plan.position_ids)
-        return logits, seconds
+        return self._pool.checked(logits), seconds
 
     def attention(self, plan: Plan) -> NDArray[np.float32]:
         """How much a plan's run attends to the cells of its spans, float32 `[plan.cached_tokens]`.
@@ -158,7 +158,7 @@ class LivePrompt:
         there = self._to_workbench(plan)
         weights = np.zeros(plan.cached_tokens, dtype=np.float32)
         if len(there):
-            found = self._pool.workbench.attention(plan.token_ids, plan.position_ids)
+            found = self._pool.checked(self._pool.workbench.attention(plan.token_ids, plan.position_ids))
             wanted = np.concatenate([span.position_ids for span in plan.spans])
             order = np.argsort(wanted)
             weights[order[np.searchsorted(wanted, there, sorter=order)]] = found
@@ -314,4 +314,4 @@ def decode(pool: Pool, prompts: Sequence[LivePrompt], token_ids: IntArray, posit
     rows = range(len(prompts))
     pool.cells.compute(token_ids[order], position_ids[order], sequences[order], np.array(places)[order], rows)
     row_of = np.argsort(order)
-    return [pool.cells.logits(int(row)) for row in row_of]
+    return [pool.checked(pool.cells.logits(int(row))) for row in row_of]
