@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
-from tiny import TinyModel
+from tiny import TinyModel, change_gguf
 
 import edge_pc.export
 from edge_pc.errors import MissingDependencyError, ModelError, OptionError
@@ -33,26 +33,6 @@ FILES = {"model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def change_gguf(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
-    """Copy a GGUF file with other metadata or tensors: `change` edits (key → (value, types)) and (name → array)."""
-    reader = gguf.GGUFReader(source)
-    fields = {
-        key: (field.contents(), field.types) for key, field in reader.fields.items() if not key.startswith("GGUF.")
-    }
-    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
-    change(fields, tensors)
-    writer = gguf.GGUFWriter(target, fields.pop("general.architecture")[0])
-    for key, (value, types) in fields.items():
-        writer.add_key_value(key, value, types[0], types[1] if len(types) > 1 else None)
-    for name, array in tensors.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def change_config(folder: Path, **values: Any) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gguf
 import mutations
@@ -15,7 +17,8 @@ from mutations import FLOAT32, UINT32
 from edge_pc.backends.llamacpp import describe as describing
 from edge_pc.backends.llamacpp.describe import check, describe, fingerprint_of
 from edge_pc.errors import ModelError
-from edge_pc.models.positions import RotaryEncoding
+from edge_pc.models.positions import OpaqueEncoding, RotaryEncoding
+from edge_pc.models.rotation import rotate
 
 
 def test_spec(tiny_gguf: Path) -> None:
@@ -91,6 +94,112 @@ def test_heads_that_cannot_be_rotated(dims: int, tiny_gguf: Path, tmp_path: Path
     (tmp_path / "a.gguf").write_bytes(parts.to_bytes())
     with pytest.raises(ModelError, match=f"rope.dimension_count is {dims}, expected an even number up to 16"):
         describe(tmp_path / "a.gguf")
+
+
+# Rotary frequencies
+
+
+def scaled_gguf(path: Path, fields: dict[str, float | str], factors: Any = None) -> Path:
+    """A tiny model whose file says `fields` of its rotation, and holds factors."""
+
+    def change(found: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for name, value in fields.items():
+            kind = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.FLOAT32
+            found[f"llama.rope.{name}"] = (value, [kind])
+        if factors is not None:
+            tensors["rope_freqs.weight"] = np.array(factors, dtype=np.float32)
+
+    return tiny.change_gguf(tiny.write_gguf(path.with_suffix(".plain")), path, change)
+
+
+@pytest.mark.parametrize(
+    ("fields", "factors", "divisor"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, None, 4.0),
+        ({"scaling.factor": 4.0}, None, 4.0),
+        ({"scale_linear": 4.0}, None, 4.0),
+        ({"scaling.factor": 2.0, "scale_linear": 4.0}, None, 2.0),
+        ({"scaling.factor": 0.0, "scale_linear": 4.0}, None, 1.0),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None, 1.0),
+        ({}, np.linspace(1, 8, 8), np.linspace(1, 8, 8)),
+        ({"scaling.factor": 4.0}, np.linspace(1, 8, 8), 4 * np.linspace(1, 8, 8)),
+        ({"scaling.factor": 4.0, "scaling.attn_factor": 0.5}, None, 4.0),
+    ],
+)
+def test_frequencies_are_those_of_libllama(
+    fields: dict[str, float | str], factors: Any, divisor: Any, tmp_path: Path
+) -> None:
+    path = scaled_gguf(tmp_path / "model.gguf", fields, factors)
+    position = describe(path).spec.position
+    assert isinstance(position, RotaryEncoding)
+    np.testing.assert_allclose(position.frequencies, np.array(tiny.frequencies(tiny.TinyModel())) / divisor, rtol=1e-6)
+    if find_spec("llama_cpp") is None:
+        return
+    here, there = keys_at(path, 0), keys_at(path, SHIFT)
+    assert np.abs(here - there).max() > 0.1
+    np.testing.assert_allclose(rotate(here, position, SHIFT), there, atol=0.02)
+
+
+SHIFT = 60
+
+
+def keys_at(path: Path, start: int) -> Any:
+    """What libllama computes of 20 tokens at positions from `start` on: `[layers, heads, tokens, head_dim]`."""
+    from llamacpp_tools import TEXT, opened
+
+    from edge_pc.backends.base import Plan
+    from edge_pc.backends.llamacpp.blob import BlobFormat
+
+    positions = np.arange(start, start + 20, dtype=np.int32)
+    with opened(path) as backend, closing(backend.new_context(22)) as context:
+        array = context.encode(Plan((), TEXT[:20], positions), np.arange(20, dtype=np.int32))
+        blobs = BlobFormat.of(backend.spec)
+    keys = blobs.parts(blobs.check(array, positions), 20).keys.view(np.float16)
+    return keys.reshape(blobs.layers, 20, blobs.heads, blobs.head_dim).swapaxes(1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, "the rotary scaling 'yarn' is not known"),
+        ({"scaling.yarn_ext_factor": 1.0}, "what 'llama.rope.scaling.yarn_ext_factor' means"),
+        ({"freq_base_swa": 1e4}, "what 'llama.rope.freq_base_swa' means"),
+    ],
+)
+def test_rotations_that_are_not_known(fields: dict[str, float | str], reason: str, tmp_path: Path) -> None:
+    position = describe(scaled_gguf(tmp_path / "model.gguf", fields)).spec.position
+    assert isinstance(position, OpaqueEncoding)
+    assert reason in position.fixed
+
+
+@pytest.mark.parametrize(
+    ("architecture", "factors", "known"),
+    [("qwen2", False, True), ("qwen2", True, False), ("minicpm", True, True), ("gemma3", False, False)],
+)
+def test_rotations_by_architecture(architecture: str, factors: bool, known: bool, tmp_path: Path) -> None:
+    parts = mutations.parts_of(scaled_gguf(tmp_path / "a.gguf", {}, np.ones(8) if factors else None))
+    parts.fields = [(key.replace(b"llama.", f"{architecture}.".encode()), *rest) for key, *rest in parts.fields]
+    parts.set("general.architecture", mutations.STRING, architecture.encode())
+    (tmp_path / "b.gguf").write_bytes(parts.to_bytes())
+    position = describe(tmp_path / "b.gguf").spec.position
+    assert isinstance(position, RotaryEncoding) == known
+    if isinstance(position, RotaryEncoding):
+        assert position.interleaved == (architecture == "minicpm")
+    else:
+        assert architecture in position.fixed or "'rope_freqs.weight'" in position.fixed
+
+
+@pytest.mark.parametrize(
+    ("fields", "factors", "message"),
+    [
+        ({"scaling.factor": 1e-20}, None, "frequencies are not all from 1e-30 to 1e\\+06"),
+        ({}, [0.0] * 8, "factors that are not finite and above zero"),
+        ({}, [1.0] * 7, r"has shape \[7\], expected \[8\]"),
+    ],
+)
+def test_rotations_that_cannot_be(fields: dict[str, float | str], factors: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"model\.gguf: .*{message}"):
+        describe(scaled_gguf(tmp_path / "model.gguf", fields, factors))
 
 
 # Positions that are not encoded by rotation

@@ -7,6 +7,7 @@ doubled or at a wrong position changes the answer.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -160,6 +161,28 @@ def write_gguf(path: Path, model: TinyModel = TinyModel(), *, pre: str = "smollm
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def change_gguf(source: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+    """Copy a GGUF file with other metadata or tensors: `change` edits (key → (value, types)) and (name → array)."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    fields = {
+        key: (field.contents(), field.types) for key, field in reader.fields.items() if not key.startswith("GGUF.")
+    }
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    change(fields, tensors)
+    writer = gguf.GGUFWriter(target, fields.pop("general.architecture")[0])
+    for key, (value, types) in fields.items():
+        writer.add_key_value(key, value, types[0], types[1] if len(types) > 1 else None)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def _add_tokenizer(writer: Any, pre: str) -> None:

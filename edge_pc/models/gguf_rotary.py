@@ -23,6 +23,7 @@ _KNOWN = frozenset(
     | {"scaling.original_context_length", "scaling.attn_factor"}
 )
 _FACTORS = "rope_freqs.weight"
+_WITH_FACTORS = frozenset({"llama", "minicpm"})
 
 
 def position_of(file: GGUFFile, architecture: str, dims: int) -> RotaryEncoding | OpaqueEncoding:
@@ -39,7 +40,10 @@ def position_of(file: GGUFFile, architecture: str, dims: int) -> RotaryEncoding 
     with np.errstate(over="ignore"):  # what is too large is refused
         frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims) / _linear_factor(file, prefix)
         frequencies /= _own_factors(file, dims // 2)
-    return RotaryEncoding(tuple(frequencies.tolist()), _INTERLEAVED[architecture])
+    try:
+        return RotaryEncoding(tuple(frequencies.tolist()), _INTERLEAVED[architecture])
+    except ModelError as exc:
+        raise ModelError(f"{file.path}: {exc}") from exc
 
 
 def _unknown(file: GGUFFile, architecture: str) -> str:
@@ -53,8 +57,9 @@ def _unknown(file: GGUFFile, architecture: str) -> str:
     others = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN)
     if others:
         return f"what {shown(others[0])} means for the rotation is not known"
-    tables = sorted(name for name in file.tensors if "rope" in name and name != _FACTORS)
-    if tables:  # of LongRoPE, which chooses between two by the size of the context
+    known = {_FACTORS} if architecture in _WITH_FACTORS else set()
+    tables = sorted(name for name in file.tensors if "rope" in name and name not in known)
+    if tables:  # such as those of LongRoPE, which chooses between two by the size of the context
         return f"how the tensor {shown(tables[0])} is used for the rotation is not known"
     return ""
 
@@ -63,7 +68,8 @@ def _linear_factor(file: GGUFFile, prefix: str) -> float:
     if file.get(f"{prefix}scaling.type") == "none":
         return 1.0
     # llama.cpp's type, when only a factor is given, is linear.
-    return float(file.get(f"{prefix}scaling.factor") or file.get(f"{prefix}scale_linear") or 1.0)
+    # The older name counts only where the newer one is missing; zero means that there is no scaling.
+    return float(file.get(f"{prefix}scaling.factor", file.get(f"{prefix}scale_linear", 0)) or 1.0)
 
 
 def _own_factors(file: GGUFFile, pairs: int) -> NDArray[np.float64]:
