@@ -334,7 +334,8 @@ class TestInfiniteNumbers:
             computed = engine.generate(PROMPT, short, Serving(use_cache=False)).token_ids
             [key] = [entry.key for entry in engine.store.entries() if entry.module == "cat"]
         data = bytearray((tmp_path / key[:2] / f"{key}.npy").read_bytes())
-        data[-4000:-2000] = b"\0\x7c" * 1000
+        values = len(data) // 2 * 2 - 4000  # among those of the last layer
+        data[values : values + 2000] = b"\0\x7c" * 1000
         change_unseen(tmp_path, key, bytes(data))
         with Engine(tiny_gguf, backend="llamacpp", cache_dir=tmp_path) as engine:
             engine.load_schema(SCHEMA)
