@@ -81,21 +81,22 @@ def test_the_tables_of_the_results_are_those_of_the_reports() -> None:
 
 
 def test_the_losses_under_limits_are_those_of_the_report() -> None:
-    report = Report.load(ROOT / "docs" / "results" / "intel-xeon" / "report.json")
+    report = Report.load(ROOT / "docs" / "results" / "levels" / "report.json")
     (table,) = (table for table in report.tables("accuracy") if table.title.startswith("Right answers"))
-    found = {
-        row[0]: [float(cell.split()[0]) for cell in row[3:5]] for row in table.rows if row[2].startswith("substring")
-    }
+    found = {row[0].partition(", ")[2]: row[3:6] for row in table.rows if row[2].startswith("substring")}
     limits = " ".join(README.partition("## Limits")[2].partition("## ")[0].split())
-    ten, twenty = (
-        r"10 independent documents .*? (\d+) % right with reuse and (\d+) %",
-        r"20 documents (\d+) % and (\d+) %",
+    said = re.search(
+        r"answered (\d+) % right in full, (\d+) % with `--fidelity fast` \(difference −(\d+), from −(\d+) to −(\d+)\) and "
+        r"(\d+) % with `balanced` \(−(\d+), from −(\d+) to \+(\d+)\)",
+        limits,
     )
-    said = re.search(f"{ten} .*? {twenty}", limits)
     assert said is not None
-    reuse_10, full_10, reuse_20, full_20 = map(float, said.groups())
-    assert [full_10, reuse_10] == found["nq_multidoc_10.dev"]
-    assert [full_20, reuse_20] == found["nq_multidoc_20.dev"]
+    full, fast, lost, lowest, highest, balanced, less, low, high = said.groups()
+    assert found["fast"][0].startswith(f"{full}.0 ")
+    assert found["fast"][1].startswith(f"{fast}.0 ")
+    assert found["fast"][2] == f"-{lost}.0 [-{lowest}.0, -{highest}.0]"
+    assert found["balanced"][1].startswith(f"{balanced}.0 ")
+    assert found["balanced"][2] == f"-{less}.0 [-{low}.0, +{high}.0]"
 
 
 def test_the_comparison_of_machines_is_that_of_the_reports(tmp_path: Path) -> None:
