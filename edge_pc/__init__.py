@@ -6,7 +6,7 @@
         engine.load_schema("travel.xml")
         print(engine.generate('<prompt schema="travel"><tokyo/>Where can I see art?</prompt>').text)
 
-Names are imported when they are first used, so that `import edge_pc` costs nothing.
+All but errors is imported when it is first used, so that `import edge_pc` costs nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from edge_pc._version import __version__
+from edge_pc.errors import (
+    CacheMissError,
+    ContextLengthError,
+    EdgePCError,
+    EngineError,
+    MissingDependencyError,
+    ModelError,
+    OptionError,
+    PMLError,
+    StatesError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from edge_pc.engine import Engine
-    from edge_pc.errors import (
-        CacheMissError,
-        ContextLengthError,
-        EdgePCError,
-        EngineError,
-        MissingDependencyError,
-        ModelError,
-        OptionError,
-        PMLError,
-        StatesError,
-        StoreError,
-    )
     from edge_pc.pml import Prompt, Schema
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.encoder import EncodeReport
@@ -38,27 +38,17 @@ if TYPE_CHECKING:
     from edge_pc.runtime.stats import Result, Stats
     from edge_pc.runtime.stream import Stream
 
-# Where each public name is defined.
+# Where a public name is defined whose module is not loaded yet.
 _HOMES = {
-    "CacheMissError": "errors",
     "Comparison": "runtime.compare",
-    "ContextLengthError": "errors",
-    "EdgePCError": "errors",
     "EncodeReport": "runtime.encoder",
     "Engine": "engine",
-    "EngineError": "errors",
-    "MissingDependencyError": "errors",
-    "ModelError": "errors",
-    "OptionError": "errors",
-    "PMLError": "errors",
     "Prompt": "pml",
     "Result": "runtime.stats",
     "Sampling": "runtime.sampling",
     "Schema": "pml",
-    "Serving": "runtime.prefill",
-    "StatesError": "errors",
+    "Serving": "runtime.serving",
     "Stats": "runtime.stats",
-    "StoreError": "errors",
     "Stream": "runtime.stream",
 }
 
