@@ -15,7 +15,8 @@ from edge_pc.compose.documents import documents_schema, question
 from edge_pc.errors import ModelError, OptionError, PMLError
 from edge_pc.models.chat_template import Affixes, ChatTemplate
 from edge_pc.models.description import describe
-from edge_pc.pml import Role, Schema, Selection, parse_prompt, parse_schema, select
+from edge_pc.pml import Schema, Selection, parse_prompt, parse_schema, select
+from edge_pc.pml.model import Role
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 SENTINELS = "ABCDEFG"

@@ -7,20 +7,8 @@ from pathlib import Path
 import pytest
 
 from edge_pc.errors import PMLError
-from edge_pc.pml import (
-    Import,
-    Location,
-    Prompt,
-    Role,
-    Schema,
-    Selection,
-    build_prompt,
-    load_prompt,
-    parse_prompt,
-    parse_schema,
-    select,
-)
-from edge_pc.pml.model import NOWHERE
+from edge_pc.pml import Prompt, Schema, Selection, build_prompt, load_prompt, parse_prompt, parse_schema, select
+from edge_pc.pml.model import NOWHERE, Import, Location, Role
 
 SCHEMA = parse_schema("""
 <schema name="trip">

@@ -10,21 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge_pc.errors import PMLError
-from edge_pc.pml import (
-    Location,
-    Module,
-    Node,
-    Parameter,
-    Scaffold,
-    Schema,
-    Selection,
-    Text,
-    Turn,
-    Union,
-    parse_prompt,
-    parse_schema,
-    select,
-)
+from edge_pc.pml import Schema, Selection, parse_prompt, parse_schema, select
+from edge_pc.pml.model import Location, Module, Node, Parameter, Scaffold, Text, Turn, Union
 from edge_pc.pml.text import dedent
 
 # Nothing here depends on how fast the machine is.

@@ -10,22 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge_pc.errors import PMLError
-from edge_pc.pml import (
-    Location,
-    Module,
-    Node,
-    Parameter,
-    Prompt,
-    Scaffold,
-    Schema,
-    Text,
-    Turn,
-    Union,
-    load_schema,
-    parse_schema,
-    select,
-)
-from edge_pc.pml.model import NOWHERE
+from edge_pc.pml import Prompt, Schema, load_schema, parse_schema, select
+from edge_pc.pml.model import NOWHERE, Location, Module, Node, Parameter, Scaffold, Text, Turn, Union
 
 
 def module(body: str) -> str:

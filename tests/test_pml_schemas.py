@@ -10,21 +10,9 @@ from lxml import etree
 
 from edge_pc import schemas
 from edge_pc.errors import OptionError, PMLError
-from edge_pc.pml import (
-    Module,
-    Node,
-    Parameter,
-    Scaffold,
-    Text,
-    Turn,
-    Union,
-    load_prompt,
-    load_schema,
-    parse_prompt,
-    parse_schema,
-    select,
-)
+from edge_pc.pml import load_prompt, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.grammar import ATTRIBUTE_ALIASES, PROMPT_ELEMENTS, RESERVED, SCHEMA_ELEMENTS, TAG_ALIASES, ElementRule
+from edge_pc.pml.model import Module, Node, Parameter, Scaffold, Text, Turn, Union
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT.parent / "shared" / "data" / "pml_reference"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_pc.pml import Module, Node, Parameter, Scaffold, Text, Turn, Union, parse_schema
+from edge_pc.pml import parse_schema
+from edge_pc.pml.model import Module, Node, Parameter, Scaffold, Text, Turn, Union
 from edge_pc.pml.text import dedent
 
 

@@ -57,10 +57,8 @@ class Explained:
         return cls(composed.layout, composed.encodings, warnings, described.spec)
 
     def sees(self, path: str) -> list[tuple[str, int]]:
-        """(module, tokens) of a module's guaranteed context, its own text left out."""
-        from edge_pc.compose.length import ANONYMOUS
-
-        return [(part.encoding.paths[0] or ANONYMOUS, part.tokens) for part in self.encodings.single(path).context]
+        """(path, tokens) of a module's guaranteed context, its own text left out; the path of anonymous text is ''."""
+        return [(part.encoding.paths[0], part.tokens) for part in self.encodings.single(path).context]
 
 
 @schema.command(cls=GroupedCommand)
@@ -164,10 +162,7 @@ def _module_as_json(module: ModuleLayout, explained: Explained) -> dict[str, Any
         "length": module.length,
         "tokens": len(module.token_ids),
         "cache": module.cache,
-        "sees": [
-            {"path": part.encoding.paths[0], "tokens": part.tokens}
-            for part in explained.encodings.single(module.path).context
-        ],
+        "sees": [{"path": path, "tokens": tokens} for path, tokens in explained.sees(module.path)],
         "parameters": [
             {"name": slot.name, "start": slot.start, "length": slot.length, "required": slot.default_ids is None}
             for slot in module.slots

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from rich.tree import Tree
 
+from edge_pc.compose.length import ANONYMOUS
 from edge_pc.pml.model import Module, Parameter, Scaffold, Turn, Union, Walk
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _module_line(module: Module, explained: Explained) -> Any:
     if not module.cache:
         parts.append("computed for each prompt")
     else:
-        sees = ", ".join(f"{tokens} of {name}" for name, tokens in explained.sees(module.path))
+        sees = ", ".join(f"{tokens} of {path or ANONYMOUS}" for path, tokens in explained.sees(module.path))
         parts.append(f"sees {sees}" if sees else "sees only itself")
     return Text.assemble((module.name, "bold cyan"), "; ".join(parts))
 

@@ -26,47 +26,15 @@ A prompt imports modules, gives arguments and adds the text that is new:
 against the other. Every fault is a `PMLError` with its place. The whole language is described in `schemas/README.md`.
 """
 
-from edge_pc.errors import PMLError
-from edge_pc.pml.model import (
-    ROLES,
-    FreeText,
-    Import,
-    Location,
-    Module,
-    Node,
-    Parameter,
-    Prompt,
-    Role,
-    Scaffold,
-    Schema,
-    Selection,
-    Text,
-    Turn,
-    Union,
-    Walk,
-)
+from edge_pc.pml.model import Prompt, Schema, Selection
 from edge_pc.pml.prompt import load_prompt, parse_prompt
 from edge_pc.pml.schema import load_schema, parse_schema
 from edge_pc.pml.select import build_prompt, select
 
 __all__ = [
-    "ROLES",
-    "FreeText",
-    "Import",
-    "Location",
-    "Module",
-    "Node",
-    "PMLError",
-    "Parameter",
     "Prompt",
-    "Role",
-    "Scaffold",
     "Schema",
     "Selection",
-    "Text",
-    "Turn",
-    "Union",
-    "Walk",
     "build_prompt",
     "load_prompt",
     "load_schema",

@@ -8,7 +8,7 @@ from edge_pc.pml.faults import fault
 from edge_pc.pml.grammar import IMPORT, PROMPT_ELEMENTS, check_place, read_attributes
 from edge_pc.pml.model import ROLES, FreeText, Import, Location, Prompt, Role
 from edge_pc.pml.text import Flow, content
-from edge_pc.pml.xml import SPACE, Element, read_pml, read_xml
+from edge_pc.pml.xml import SPACE, Element, read_document, read_pml
 
 
 def load_prompt(path: Path) -> Prompt:
@@ -30,11 +30,7 @@ def parse_prompt(text: str, source: Path | None = None) -> Prompt:
     Raises:
         PMLError: the text is not a prompt.
     """
-    root = read_xml(text, source)
-    if root.tag != "prompt":
-        message = f"expected <prompt>, not <{root.tag}>"
-        hint = "this is a schema; a prompt is expected here" if root.tag == "schema" else None
-        raise fault(message, root.at, name=root.tag, among=("prompt",), hint=hint)
+    root = read_document(text, source, "prompt")
     schema = read_attributes(root, PROMPT_ELEMENTS["prompt"])["schema"]
     reader = _PromptReader()
     reader.read(root, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_pc.pml.faults import fault, is_name
@@ -21,7 +21,7 @@ from edge_pc.pml.model import (
     Union,
 )
 from edge_pc.pml.text import Flow, content, join
-from edge_pc.pml.xml import MAX_BYTES, SPACE, Chars, Element, read_pml, read_xml
+from edge_pc.pml.xml import MAX_BYTES, SPACE, Chars, Element, read_document, read_pml
 from edge_pc.system.text import TextFileError, read_text
 
 _LENGTH = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -46,11 +46,7 @@ def parse_schema(text: str, source: Path | None = None) -> Schema:
     Raises:
         PMLError: the text is not a schema.
     """
-    root = read_xml(text, source)
-    if root.tag != "schema":
-        message = f"expected <schema>, not <{root.tag}>"
-        hint = "this is a prompt; a schema is expected here" if root.tag == "prompt" else None
-        raise fault(message, root.at, name=root.tag, among=("schema",), hint=hint)
+    root = read_document(text, source, "schema")
     name = read_attributes(root, SCHEMA_ELEMENTS["schema"])["name"]
     if not is_name(name):
         raise fault(f"{name!r} cannot name a schema: expected an XML name", root.at, name=name)
@@ -148,7 +144,7 @@ class _SchemaReader:
                 before.text(child.text)
                 continue
             check_place(child, element, rule)
-            self._flow = before.fork()
+            self._flow = replace(before)  # each begins at the same place
             members.append(self._module(child, scope))
             ends.append(self._flow)
         if not members:

@@ -51,7 +51,7 @@ def dedent(text: str) -> str:
     if _opens_with_text(first):
         return text
     margin = os.path.commonprefix(  # noqa: RUF071 - characters are what is compared, not folders
-        [_indentation(line) for line in lines if _opens_with_text(line)]
+        [line[: -len(line.lstrip(SPACE))] for line in lines if _opens_with_text(line)]
     )
     kept = (line[len(margin) :] if line.startswith(margin) else line.lstrip(SPACE) for line in lines)
     return "\n".join([first, *(line if line.strip(SPACE) else "" for line in kept)])
@@ -59,10 +59,6 @@ def dedent(text: str) -> str:
 
 def _opens_with_text(line: str) -> bool:
     return line.lstrip(SPACE)[:1] not in ("", _TAG)
-
-
-def _indentation(line: str) -> str:
-    return line[: len(line) - len(line.lstrip(SPACE))]
 
 
 @dataclass(slots=True)
@@ -110,10 +106,6 @@ class Flow:
         self.started = True
         self.spaced = False
         return spaced
-
-    def fork(self) -> Flow:
-        """The same place, for one of several alternatives."""
-        return Flow(self.started, self.spaced)
 
     def _pass_space(self, text: str) -> None:
         self.spaced = self.started and (self.spaced or bool(text))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.parsers.expat import ErrorString
 
 from edge_pc.errors import PMLError
@@ -55,12 +55,20 @@ def read_pml(path: Path) -> str:
         raise PMLError(exc.problem, source=path, hint=exc.hint) from exc
 
 
-def read_xml(text: str, source: Path | None) -> Element:
-    """The root element of a document.
+def read_document(text: str, source: Path | None, tag: Literal["schema", "prompt"]) -> Element:
+    """The root element of a document, which must be a `tag`.
 
     Raises:
-        PMLError: the text is not well-formed, has a DTD, or is nested too deeply.
+        PMLError: the text is not well-formed, has a DTD, is nested too deeply, or has another root.
     """
+    root = _read_xml(text, source)
+    if root.tag != tag:
+        hint = f"this is a {root.tag}; a {tag} is expected here" if root.tag in ("schema", "prompt") else None
+        raise fault(f"expected <{tag}>, not <{root.tag}>", root.at, name=root.tag, among=(tag,), hint=hint)
+    return root
+
+
+def _read_xml(text: str, source: Path | None) -> Element:
     # Not its SAX parser: that one imports urllib.request, which takes longer than everything else here.
     from defusedxml.ElementTree import DTDForbidden, ParseError, XMLParser
 

@@ -3,22 +3,18 @@
 `docs/store-format.md` specifies the files. Nothing in here unpickles, evaluates, or loads a name from a file.
 """
 
-from edge_pc.store.eviction import DEFAULT_POLICY, EVICTION_POLICIES
+from edge_pc.store.eviction import EVICTION_POLICIES
 from edge_pc.store.format import file_bytes
-from edge_pc.store.info import EntryInfo, Totals
+from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
 from edge_pc.store.store import StateStore
-from edge_pc.store.verify import Finding
 
 __all__ = [
-    "DEFAULT_POLICY",
     "EVICTION_POLICIES",
     "EntryInfo",
-    "Finding",
     "Miss",
     "Removed",
     "StateStore",
-    "Totals",
     "file_bytes",
 ]

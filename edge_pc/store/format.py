@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ MAX_DIMENSIONS = 32
 _ID_BYTES = 11
 _NAMES_BYTES = 1024
 CHECKSUM_TAG = "xxh3_128"
+_CHECKSUM = re.compile(rf"{CHECKSUM_TAG}:[0-9a-f]{{32}}")
 # The last second of the year 9999, the largest time that `datetime` takes.
 MAX_TIME = 253402300799.0
 # dtype → how a `.npy` header spells it. All are little-endian.
@@ -88,7 +90,7 @@ class Metadata:
             raise StatesError(f"metadata: the shape is not a list of 1 to {MAX_DIMENSIONS} sizes")
         if type(self.created) not in (int, float) or not 0 <= self.created <= MAX_TIME:
             raise StatesError("metadata: 'created' is not a time")
-        if not _is_checksum(self.checksum):
+        if not _CHECKSUM.fullmatch(self.checksum):
             raise StatesError(f"metadata: the checksum is not {CHECKSUM_TAG}")
         if len(self.token_ids) != len(self.position_ids):
             raise StatesError(f"metadata: {len(self.token_ids)} token ids but {len(self.position_ids)} position ids")
@@ -256,8 +258,3 @@ def _check_text(name: str, value: object) -> None:
         value.encode("utf-8")
     except UnicodeEncodeError as exc:
         raise StatesError(f"metadata: {name!r} is not valid Unicode") from exc
-
-
-def _is_checksum(checksum: str) -> bool:
-    tag, _, digits = checksum.partition(":")
-    return tag == CHECKSUM_TAG and len(digits) == 32 and all(digit in "0123456789abcdef" for digit in digits)
