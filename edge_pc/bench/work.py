@@ -22,7 +22,8 @@ from edge_pc.errors import MissingDependencyError, ModelError, OptionError
 from edge_pc.models import registry
 from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.cpu import allowed_cpus
-from edge_pc.system.home import make_home
+from edge_pc.system.files import make_private_folder
+from edge_pc.system.home import home
 
 STATES_FOLDER = "bench-states"
 
@@ -204,8 +205,8 @@ def states_folder(options: BenchOptions) -> Iterator[Path]:
     Raises:
         OptionError: another bench uses the folder now.
     """
-    folder = options.cache_dir or make_home() / STATES_FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = options.cache_dir or home() / STATES_FOLDER
+    make_private_folder(folder)
     try:
         with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
             yield folder

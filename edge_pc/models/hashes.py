@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from edge_pc.system.files import replacing_file
-from edge_pc.system.home import home, make_home
+from edge_pc.system.files import make_private_folder, replacing_file
+from edge_pc.system.home import home
 from edge_pc.system.identity import identity_of, wait_for_clock_tick
 
 # Files remembered at most; those hashed longest ago are forgotten first.
@@ -84,6 +84,6 @@ def _remember(known: dict[str, list[str]], new: dict[str, list[str]]) -> None:
     kept = {name: record for name, record in known.items() if name not in new} | new
     newest = dict(list(kept.items())[-_MAX_REMEMBERED:])
     with suppress(OSError):
-        make_home()
+        make_private_folder(home())
         with replacing_file(_note()) as file:
             file.write(json.dumps(newest).encode())

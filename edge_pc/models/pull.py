@@ -18,8 +18,8 @@ from typing import BinaryIO
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
 from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
 from edge_pc.progress import OnProgress, Progress, ignore
-from edge_pc.system.files import replacing_file
-from edge_pc.system.home import HOME_VARIABLE, home, make_home
+from edge_pc.system.files import make_private_folder, replacing_file
+from edge_pc.system.home import HOME_VARIABLE, home
 
 _BLOCK = 1 << 20
 
@@ -59,7 +59,7 @@ def _locked(name: str) -> Iterator[None]:
     """One pull of a model at a time, whichever process it is in."""
     import filelock
 
-    make_home()
+    make_private_folder(home())
     model_folder(name).mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(model_folder(name) / ".lock"):
         yield

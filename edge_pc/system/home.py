@@ -28,13 +28,6 @@ def home() -> Path:
     return platformdirs.user_cache_path("edge-pc", appauthor=False)
 
 
-def make_home() -> Path:
-    """`home()`, made if it is missing, for this person's eyes only."""
-    path = home()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
 def states_folder(given: Path | str | None = None) -> Path:
     """The folder of stored states: the one given, `$EDGE_PC_CACHE_DIR`, or `states` below `home()`; `~` is a home."""
     folder = given or os.environ.get(STATES_VARIABLE)
