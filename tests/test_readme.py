@@ -86,8 +86,8 @@ def test_the_losses_under_limits_are_those_of_the_report() -> None:
     found = {row[0].partition(", ")[2]: row[3:6] for row in table.rows if row[2].startswith("substring")}
     limits = " ".join(README.partition("## Limits")[2].partition("## ")[0].split())
     said = re.search(
-        r"answered (\d+) % right in full, (\d+) % with `--fidelity fast` \(difference −(\d+), from −(\d+) to −(\d+)\) and "
-        r"(\d+) % with `balanced` \(−(\d+), from −(\d+) to \+(\d+)\)",
+        r"answered (\d+) % right in full, (\d+) % with `--fidelity fast` "
+        r"\(difference −(\d+), from −(\d+) to −(\d+)\) and (\d+) % with `balanced` \(−(\d+), from −(\d+) to \+(\d+)\)",
         limits,
     )
     assert said is not None
