@@ -150,10 +150,9 @@ class Engine:
         return self.encoder.size_of_missing(self.composer.schema(_read_schema(schema)).encodings.of_schema())
 
     def encode(self, schema: SchemaSource, progress: OnProgress | None = None) -> EncodeReport:
-        """Load a schema and encode its modules in advance; what is already stored is left alone.
+        """Load a schema (see `load_schema`) and encode its modules in advance; what is already stored is left alone.
 
         Args:
-            schema: as `load_schema` takes it.
             progress: called as tokens are computed.
 
         Raises:
@@ -163,7 +162,9 @@ class Engine:
             encodings = self.composer.schema(self.load_schema(schema).schema).encodings
             return self.encoder.encode(encodings.of_schema(), watch.report)
 
-    def refine(self, *, uses: int = 2, progress: OnProgress | None = None) -> list[EncodeReport]:
+    def refine(
+        self, prompts: Sequence[str | Prompt] = (), *, uses: int = 2, progress: OnProgress | None = None
+    ) -> list[EncodeReport]:
         """Make exact versions for selections of modules that came back, while nobody waits for an answer.
 
         A module's states are first made without the modules that stand before it in a prompt, so that they serve every
@@ -171,18 +172,19 @@ class Engine:
         order, or with the first of them, has the states of full prefill, gaps aside. Ends soon after a prompt comes.
 
         Args:
+            prompts: whose selections are refined, in place of those that came back.
             uses: a selection is refined once this engine has served it so often.
             progress: called as tokens are computed.
 
         Returns:
-            What was made for each selection, the one used last first.
+            What was made for each selection: in the order of `prompts`, or the one used last first.
         """
         reports: list[EncodeReport] = []
         refining = Watch(progress)
         with self._work(refining):
             self._refining = refining
             with suppress(Cancelled):
-                selections = self._selections.used(uses)
+                selections = [self.lay_out(prompt) for prompt in prompts] or self._selections.used(uses)
                 reports.extend(self.encoder.encode(prompt.exact, refining.report) for prompt in selections)
         return reports
 
@@ -262,7 +264,7 @@ class Engine:
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
     ) -> Stream:
-        """Answer a question about text files piece by piece; see `ask`."""
+        """As `ask`, piece by piece."""
         return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:

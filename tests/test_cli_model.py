@@ -311,6 +311,14 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path, environment: dict[str
     assert child.wait(60) == 141
 
 
+def test_encode_for_a_prompt_makes_its_modules_exact(run: Run) -> None:
+    (prompt,) = answered(run("encode", "trip.xml", "--for", "prompt.xml", "--json"))["prompts"]
+    assert prompt["source"] == "prompt.xml"
+    again = run("encode", "trip.xml", "--for", "prompt.xml")
+    assert "prompt.xml: 0 exact encodings stored" in again.stderr
+    assert run("encode", "trip.xml", "--for", "missing.xml").returncode == 2
+
+
 def test_encode_says_what_it_writes_and_does_it_once(run: Run, folder: Path) -> None:
     first, second = run("encode", "trip.xml"), run("encode", "trip.xml", "--json")
     assert first.stdout == ""

@@ -66,6 +66,11 @@ class TestExactVersions:
         engine.generate(prompt("dog"), SHORT, FAST)
         assert exact(engine, "dog") == {"dog": False}, "another selection has another version"
 
+    def test_prompts_that_are_named(self, engine: Engine) -> None:
+        (report,) = engine.refine([prompt("cat", "dog", "cow")])
+        assert set(report.encoded) == {"pets", "cat", "dog", "cow"}
+        assert exact(engine, "cat", "dog", "cow") == {"cat": True, "dog": True, "cow": True}
+
     def test_once_is_not_enough(self, engine: Engine) -> None:
         engine.generate(prompt("cat", "dog"), SHORT)
         assert engine.refine() == []

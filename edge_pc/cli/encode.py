@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,16 +16,19 @@ from edge_pc.cli.options import (
     OutputOptions,
     engine_options,
     json_option,
+    option,
     output_options,
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.cli.sources import read_schema
+from edge_pc.cli.values import PATH
 from edge_pc.errors import StoreError
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
     from edge_pc.compose.schema_layout import SchemaLayout
     from edge_pc.engine import Engine
+    from edge_pc.pml.model import Prompt
     from edge_pc.runtime.encoder import EncodeReport, EncodingSize
 
 # How many encodings an error names.
@@ -33,26 +37,47 @@ _NAMED = 5
 
 @click.command(cls=GroupedCommand)
 @click.argument("schemas", metavar="SCHEMA|-...", nargs=-1, required=True)
+@option(
+    "--for",
+    "prompts",
+    multiple=True,
+    type=PATH,
+    metavar="PROMPT.xml",
+    help="Also make exact states for this prompt's modules in this order. Repeatable.",
+)
 @engine_options
 @json_option
 @output_options
-def encode(schemas: tuple[str, ...], engine_options: EngineOptions, as_json: bool, output: OutputOptions) -> None:
+def encode(
+    schemas: tuple[str, ...],
+    prompts: tuple[str, ...],
+    engine_options: EngineOptions,
+    as_json: bool,
+    output: OutputOptions,
+) -> None:
     """Compute the states of a schema's modules and store them.
 
     Says first how much it will write, and computes nothing if that cannot be stored. What is already stored is not
     computed again.
     """
+    from edge_pc.pml.prompt import load_prompt
+
     out = Output(output)
+    wanted = [load_prompt(Path(prompt)) for prompt in prompts]
     engine, _ = open_engine(engine_options, out)
     with engine:
         layouts = [engine.load_schema(read_schema(source)) for source in schemas]
         sizes = [engine.encoding_size(layout.schema) for layout in layouts]
         engine.store.check_room(sum(size.nbytes for size in sizes))
         reports = [_encode(engine, layout, size, out) for layout, size in zip(layouts, sizes, strict=True)]
+        exact = [_refine(engine, name, prompt, out) for name, prompt in zip(prompts, wanted, strict=True)]
     if as_json:
         named = [{"source": source, "schema": layout.name} for source, layout in zip(schemas, layouts, strict=True)]
-        out.json({"schemas": [{**name, **asdict(report)} for name, report in zip(named, reports, strict=True)]})
-    _check_stored([label for report in reports for label in report.unstored])
+        value = {"schemas": [{**name, **asdict(report)} for name, report in zip(named, reports, strict=True)]}
+        if prompts:
+            value["prompts"] = [{"source": p, **asdict(report)} for p, report in zip(prompts, exact, strict=True)]
+        out.json(value)
+    _check_stored([label for report in (*reports, *exact) for label in report.unstored])
 
 
 def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Output) -> EncodeReport:
@@ -67,6 +92,14 @@ def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Outpu
         out.note(f"{layout.name}: {encodings} stored, {len(report.reused)} were already there; {tokens} in {speed}")
     else:
         out.note(f"{layout.name}: everything is already stored ({counted(len(report.reused), 'encoding')})")
+    return report
+
+
+def _refine(engine: Engine, name: str, prompt: Prompt, out: Output) -> EncodeReport:
+    with out.progress(name) as update:
+        (report,) = engine.refine([prompt], progress=update)
+    made = counted(len(report.encoded), "exact encoding")
+    out.note(f"{name}: {made} stored, {len(report.reused)} were already there")
     return report
 
 
