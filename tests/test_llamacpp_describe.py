@@ -145,17 +145,16 @@ SHIFT = 60
 
 def keys_at(path: Path, start: int) -> Any:
     """What libllama computes of 20 tokens at positions from `start` on: `[layers, heads, tokens, head_dim]`."""
-    from llamacpp_tools import TEXT, opened
+    from llamacpp_tools import TEXT, blobs_of, opened
 
     from edge_pc.backends.base import Plan
-    from edge_pc.backends.llamacpp.blob import BlobFormat
 
     positions = np.arange(start, start + 20, dtype=np.int32)
     with opened(path) as backend, closing(backend.new_context(22)) as context:
         array = context.encode(Plan((), TEXT[:20], positions), np.arange(20, dtype=np.int32))
-        blobs = BlobFormat.of(backend.spec)
-    keys = blobs.parts(blobs.check(array, positions), 20).keys.view(np.float16)
-    return keys.reshape(blobs.layers, 20, blobs.heads, blobs.head_dim).swapaxes(1, 2).astype(np.float32)
+        blobs, spec = blobs_of(backend), backend.spec
+    keys = blobs.keys(blobs.check(array, positions), 20)
+    return keys.reshape(spec.layers, 20, spec.kv_heads, spec.head_dim).swapaxes(1, 2).astype(np.float32)
 
 
 @pytest.mark.parametrize(
