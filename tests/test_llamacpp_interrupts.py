@@ -23,6 +23,7 @@ from llamacpp_tools import *
 from edge_pc.backends.llamacpp.entry import LlamaCppOptions
 
 path = Path(sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
 
 def interrupted(work, seconds, times):
     '''Whether signals interrupt the work: the first one after so many seconds, then one after the other.'''
