@@ -16,6 +16,7 @@ from benchmarks.datasets import Item, dataset_name, read_items
 from benchmarks.lab import Lab, open_lab
 from benchmarks.observe import Observation, agreement, observe
 from benchmarks.questions import Question, question_of
+from benchmarks.rivals import Way, ready
 from benchmarks.rows import Agreement, FidelityRow
 from benchmarks.templates import parameter_prompts
 from edge_pc.bench.report import Section
@@ -61,13 +62,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing to measure on an item: its group and name in tables, and how the prompt is made."""
+    """One thing to measure on an item: its group and name in tables, how the prompt is made, how states serve it."""
 
     group: str
     name: str
     schema: Schema
     selection: Selection
     options: ComposeOptions
+    way: Way = "fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ def measure_subject(section: Section[FidelityRow], lab: Lab, subject: Subject, s
         except (ContextLengthError, PMLError) as exc:  # too long for this model's positions, or for a slot
             section.add(replace(row, skipped=exc.message.splitlines()[0]))
             continue
-        section.add(replace(row, tokens=prompt.tokens, end=prompt.end, agreement=both_ways.compare(prompt)))
+        section.add(
+            replace(row, tokens=prompt.tokens, end=prompt.end, agreement=both_ways.compare(prompt, condition.way))
+        )
     if todo:
         lab.forget()
 
@@ -128,12 +132,12 @@ class _BothWays:
         self._answer_tokens = answer_tokens
         self._full: dict[bytes, Observation] = {}
 
-    def compare(self, prompt: LaidOut) -> Agreement:
+    def compare(self, prompt: LaidOut, way: Way) -> Agreement:
         tokens = prompt.in_position_order().tobytes()
         if tokens not in self._full:
             self._full[tokens] = observe(self._lab, self._lab.full(prompt), self._gold, self._answer_tokens)
-        cached = observe(self._lab, self._lab.cached(prompt), self._gold, self._answer_tokens)
-        return agreement(self._full[tokens], cached)
+        full, cached = self._full[tokens], ready(self._lab, prompt, way)
+        return agreement(full, observe(self._lab, cached, self._gold, self._answer_tokens, follow=full))
 
 
 def parameter_subjects(has_unk: bool) -> Iterator[Subject]:
@@ -157,6 +161,7 @@ def item_subject(lab: Lab, key: str, item: Item, settings: Settings) -> Subject:
     else:
         conditions = [
             *_module_conditions(question, settings, chat=lab.chat),
+            *_level_conditions(question, settings, lab),
             *_gap_conditions(question, settings, chat=lab.chat),
         ]
     return Subject(key, item.answers[0], tuple(conditions))
@@ -192,6 +197,17 @@ def _module_conditions(question: Question, settings: Settings, *, chat: bool) ->
     if most > 1:
         arrangement = Arrangement(most, scaffold=True)
         yield _condition("modules", f"{most} modules, scaffold", arrangement, question, ComposeOptions(), chat)
+
+
+def _level_conditions(question: Question, settings: Settings, lab: Lab) -> Iterator[Condition]:
+    """What is computed again of many modules, and how it is chosen."""
+    ways: dict[Way, ComposeOptions] = {"fast": ComposeOptions(), "balanced": ComposeOptions()}
+    if lab.backend.name == "onnx":  # the others' ways need to read states
+        ways |= {"EPIC": ComposeOptions("isolated"), "CacheBlend": ComposeOptions("isolated")}
+    schema = Arrangement(max(settings.module_counts)).schema(question, chat=lab.chat)
+    selection = ask_all(question, schema, chat=lab.chat)
+    for way, options in ways.items():
+        yield Condition("levels", way, schema, selection, options, way)
 
 
 def _gap_conditions(question: Question, settings: Settings, *, chat: bool) -> Iterator[Condition]:

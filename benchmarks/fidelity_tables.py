@@ -41,6 +41,7 @@ class Condition:
         group, name: what is set.
         items: item → agreement.
         kl, loss: means; the loss is None without right answers.
+        answer_kl: as `kl`, over whole answers; None in older reports.
     """
 
     def __init__(self, group: str, name: str, items: dict[str, Agreement]) -> None:
@@ -50,6 +51,8 @@ class Condition:
         self.kl = mean_interval([agreement.kl for agreement in items.values()])
         losses = [agreement.loss for agreement in items.values() if agreement.loss is not None]
         self.loss: Interval | None = mean_interval(losses) if losses else None
+        answers = [agreement.answer_kl for agreement in items.values() if agreement.answer_kl is not None]
+        self.answer_kl: Interval | None = mean_interval(answers) if answers else None
 
     @property
     def close(self) -> bool:
@@ -80,6 +83,7 @@ def _envelope(found: Sequence[Condition]) -> Table:
         "condition": lambda each: each.name,
         "> items": lambda each: str(len(each.items)),
         "> KL (nats)": lambda each: each.kl.text(3),
+        "> KL of the answer (nats)": lambda each: each.answer_kl.text(3) if each.answer_kl else "",
         "> loss (nats per token)": lambda each: each.loss.text(3) if each.loss else "",
         "> same first token": lambda each: each.share(lambda agreement: agreement.same_first_token),
         "> same answer": lambda each: each.share(lambda agreement: agreement.edit_similarity == 1),

@@ -192,6 +192,7 @@ def test_a_run_fills_every_condition_and_resumes(
     assert set(rows) == {
         *(f"{count} module(s), {rule}" for count in (1, 3) for rule in ENCODING_RULES),
         "3 modules, scaffold",
+        *("fast", "balanced", "EPIC", "CacheBlend"),
         *(
             f"{how}, {what}"
             for how in ("one text", "3 modules")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_pc.backends.base import Context, Plan
 
@@ -34,9 +36,17 @@ def with_recomputed(context: Context, plan: Plan, approximate: Collection[str]) 
     if not count:
         return plan
     weights = np.where(eligible, context.attention(plan), -1.0)
-    chosen = np.argpartition(-weights, count - 1)[:count]
+    return computed_again(plan, np.argpartition(-weights, count - 1)[:count])
+
+
+def computed_again(plan: Plan, cells: NDArray[np.integer[Any]]) -> Plan:
+    """The plan, with some of its cached cells computed with its run.
+
+    Args:
+        cells: their numbers, in the order of the plan's spans.
+    """
     position_ids = np.concatenate([*(span.position_ids for span in plan.spans), plan.position_ids])
     token_ids = np.concatenate([*(span.token_ids for span in plan.spans), plan.token_ids])
-    computed = np.concatenate([chosen, np.arange(plan.cached_tokens, len(token_ids))])
+    computed = np.concatenate([cells, np.arange(plan.cached_tokens, len(token_ids))])
     computed = computed[np.argsort(position_ids[computed])]
     return replace(plan, token_ids=token_ids[computed], position_ids=position_ids[computed])
