@@ -5,10 +5,7 @@ PML text → Selection → LaidOut → Plan (cached spans, computed run) → Con
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -20,18 +17,17 @@ from typing import Any
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
 from edge_pc.compose import choices
 from edge_pc.compose.composer import ComposeOptions, Composer
-from edge_pc.compose.documents import BYTES_PER_TOKEN, DocumentReader, documents_schema, question, read_documents
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
-from edge_pc.errors import EngineError
+from edge_pc.compose.schemas import Files, Schemas, SchemaSource, read_schema
 from edge_pc.models import registry
-from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
-from edge_pc.pml.faults import fault
+from edge_pc.pml import Prompt
 from edge_pc.progress import OnProgress
 from edge_pc.runtime.answer import Answer
 from edge_pc.runtime.compare import Comparison, compare_prefills
 from edge_pc.runtime.decoding import Live, decode
 from edge_pc.runtime.encoder import Encoder, EncodeReport, EncodingSize
+from edge_pc.runtime.lifetime import Lifetime
 from edge_pc.runtime.prefill import prefill
 from edge_pc.runtime.sampling import Sampling
 from edge_pc.runtime.selections import Selections
@@ -41,9 +37,6 @@ from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
 from edge_pc.store import StateStore
 from edge_pc.system.home import states_folder
-
-SchemaSource = str | Path | Schema
-Files = str | Path | Sequence[str | Path]
 
 
 class Engine:
@@ -90,13 +83,8 @@ class Engine:
         self.composer = Composer(self.backend, self.backend.kv_layout.name, compose_options)
         self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
-        self._schemas: dict[str, Schema] = {}
-        self._reader = DocumentReader()
-        self._process = os.getpid()
-        self._open = True
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self._watches: set[Watch] = set()
-        self._idle = threading.Condition()
+        self._schemas = Schemas(self.backend, self.composer)
+        self._lifetime = Lifetime()
         self._selections = Selections()
         self._refining = Watch()
 
@@ -114,19 +102,9 @@ class Engine:
         Raises:
             EngineError: it is called by the work itself, in a progress callback.
         """
-        if not self._open or self._process != os.getpid():
-            return
-        if any(stream.is_worked_on_here for stream in self._streams):
-            raise EngineError("an engine cannot be closed from a progress callback", hint="cancel the stream instead")
-        self._open = False
-        for stream in list(self._streams):
-            stream.close_and_wait()
-        with self._idle:
-            for watch in self._watches:
-                watch.cancel()
-            self._idle.wait_for(lambda: not self._watches)
-        self.backend.close()
-        self.store.close()
+        if self._lifetime.end():
+            self.backend.close()
+            self.store.close()
 
     def load_schema(self, schema: SchemaSource) -> SchemaLayout:
         """Read a schema and make it known under its name; a schema of that name is replaced.
@@ -138,16 +116,13 @@ class Engine:
             PMLError: the schema is wrong.
             ContextLengthError: it is longer than the model's positions.
         """
-        self._require_open()
-        parsed = _read_schema(schema)
-        layout = self.composer.schema(parsed).layout
-        self._schemas[parsed.name] = parsed
-        return layout
+        self._lifetime.require_open()
+        return self._schemas.load(schema)
 
     def encoding_size(self, schema: SchemaSource) -> EncodingSize:
         """What `encode` would still compute and write."""
-        self._require_open()
-        return self.encoder.size_of_missing(self.composer.schema(_read_schema(schema)).encodings.of_schema())
+        self._lifetime.require_open()
+        return self.encoder.size_of_missing(self.composer.schema(read_schema(schema)).encodings.of_schema())
 
     def encode(self, schema: SchemaSource, progress: OnProgress | None = None) -> EncodeReport:
         """Load a schema (see `load_schema`) and encode its modules in advance; what is already stored is left alone.
@@ -158,7 +133,7 @@ class Engine:
         Raises:
             PMLError, ContextLengthError: as `load_schema`.
         """
-        with self._work(Watch(progress)) as watch:
+        with self._lifetime.work(Watch(progress)) as watch:
             encodings = self.composer.schema(self.load_schema(schema).schema).encodings
             return self.encoder.encode(encodings.of_schema(), watch.report)
 
@@ -181,7 +156,7 @@ class Engine:
         """
         reports: list[EncodeReport] = []
         refining = Watch(progress)
-        with self._work(refining):
+        with self._lifetime.work(refining):
             self._refining = refining
             with suppress(Cancelled):
                 selections = [self.lay_out(prompt) for prompt in prompts] or self._selections.used(uses)
@@ -228,7 +203,7 @@ class Engine:
         Raises:
             PMLError, ContextLengthError: as `generate`; then none is answered.
         """
-        with self._work(Watch()) as watch, ExitStack() as contexts:
+        with self._lifetime.work(Watch()) as watch, ExitStack() as contexts:
             live = []
             for prompt in prompts:
                 prefilled = self._prefilled(partial(self.lay_out, prompt), self._answer(sampling), serving, watch)
@@ -285,26 +260,11 @@ class Engine:
         Raises:
             PMLError: as `generate`.
         """
-        parsed = parse_prompt(prompt) if isinstance(prompt, str) else prompt
-        if parsed.schema not in self._schemas:
-            raise fault(
-                f"the schema {parsed.schema!r} is not loaded",
-                parsed.at,
-                name=parsed.schema,
-                among=self._schemas,
-                hint="load it with load_schema (Python) or --schema FILE (command line)",
-            )
-        schema = self._schemas[parsed.schema]
-        return self.composer.compose(schema, select(parsed, schema))
+        return self._schemas.lay_out(prompt)
 
     def lay_out_question(self, text: str, files: Files) -> LaidOut:
         """As `lay_out`, for a question about files; see `ask`."""
-        paths = [files] if isinstance(files, str | Path) else files
-        chat = self.backend.chat_template.source is not None
-        max_bytes = self.spec.max_positions * BYTES_PER_TOKEN
-        documents = read_documents([Path(path) for path in paths], max_bytes, self._reader.read)
-        schema, modules = documents_schema(documents, chat=chat)
-        return self.composer.compose(schema, question(text, modules, chat=chat))
+        return self._schemas.lay_out_question(text, files)
 
     def _stream(
         self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None
@@ -314,7 +274,7 @@ class Engine:
 
         def pieces() -> Generator[str, None, None]:
             try:
-                self._require_open()
+                self._lifetime.require_open()
                 with self._prefilled(lay_out, answer, serving, watch) as live:
                     for (piece,) in decode(self.backend, [live]):
                         if piece:
@@ -324,9 +284,7 @@ class Engine:
             except Cancelled:
                 answer.cancel()
 
-        stream = Stream(pieces(), answer, watch)
-        self._streams.add(stream)
-        return stream
+        return self._lifetime.add(Stream(pieces(), answer, watch))
 
     @contextmanager
     def _prefilled(
@@ -347,7 +305,7 @@ class Engine:
         return Answer(sampling, self.tokenizer, self.spec.eos_ids)
 
     def _compare(self, lay_out: Callable[[], LaidOut], serving: Serving) -> Comparison:
-        with self._work(Watch()), TemporaryDirectory(prefix="edge-pc-") as folder:
+        with self._lifetime.work(Watch()), TemporaryDirectory(prefix="edge-pc-") as folder:
             prompt = lay_out()
             check_length(prompt, 1, self.spec.max_positions)
             with closing(self.backend.new_context(prompt.tokens)) as context:
@@ -356,42 +314,6 @@ class Engine:
                 with StateStore(Path(folder)) as store:
                     encoder = Encoder(self.backend, store, self._model)
                     return compare_prefills(context, lay_out, encoder, serving.fidelity)
-
-    @contextmanager
-    def _work(self, watch: Watch) -> Iterator[Watch]:
-        """Work that `close` ends and waits for."""
-        with self._idle:  # else `close` could come between the two
-            self._require_open()
-            self._watches.add(watch)
-        try:
-            yield watch
-        except Cancelled as exc:
-            raise _closed() from exc
-        finally:
-            with self._idle:
-                self._watches.discard(watch)
-                self._idle.notify_all()
-
-    def _require_open(self) -> None:
-        if self._process != os.getpid():
-            raise EngineError(
-                "this engine was opened before the process was forked, and its threads are not here",
-                hint='open an engine in each process, or start processes by "spawn"',
-            )
-        if not self._open:
-            raise _closed()
-
-
-def _closed() -> EngineError:
-    return EngineError("the engine is closed", hint="open another one")
-
-
-def _read_schema(schema: SchemaSource) -> Schema:
-    if isinstance(schema, Schema):
-        return schema
-    if isinstance(schema, str) and schema.lstrip().startswith("<"):
-        return parse_schema(schema)
-    return load_schema(Path(schema))
 
 
 def _exhaust(stream: Stream) -> Result:

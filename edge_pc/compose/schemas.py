@@ -1,0 +1,74 @@
+"""The schemas that an engine knows by name, and prompts laid out against them or against files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_pc.compose.composer import Composer, TextModel
+from edge_pc.compose.documents import BYTES_PER_TOKEN, DocumentReader, documents_schema, question, read_documents
+from edge_pc.compose.laid_out import LaidOut
+from edge_pc.compose.schema_layout import SchemaLayout
+from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
+from edge_pc.pml.faults import fault
+
+SchemaSource = str | Path | Schema
+Files = str | Path | Sequence[str | Path]
+
+
+def read_schema(schema: SchemaSource) -> Schema:
+    """A parsed schema, from a file's path, PML text (it starts with `<`), or as it is.
+
+    Raises:
+        PMLError: the schema is wrong.
+    """
+    if isinstance(schema, Schema):
+        return schema
+    if isinstance(schema, str) and schema.lstrip().startswith("<"):
+        return parse_schema(schema)
+    return load_schema(Path(schema))
+
+
+class Schemas:
+    """Schemas by name. Safe to use from several threads.
+
+    Args:
+        model: its spec and chat template.
+        composer: lays out for the same model.
+    """
+
+    def __init__(self, model: TextModel, composer: Composer) -> None:
+        self._model = model
+        self._composer = composer
+        self._schemas: dict[str, Schema] = {}
+        self._reader = DocumentReader()
+
+    def load(self, schema: SchemaSource) -> SchemaLayout:
+        """See `Engine.load_schema`."""
+        parsed = read_schema(schema)
+        layout = self._composer.schema(parsed).layout
+        self._schemas[parsed.name] = parsed
+        return layout
+
+    def lay_out(self, prompt: str | Prompt) -> LaidOut:
+        """See `Engine.lay_out`."""
+        parsed = parse_prompt(prompt) if isinstance(prompt, str) else prompt
+        schema = self._schemas.get(parsed.schema)
+        if schema is None:
+            raise fault(
+                f"the schema {parsed.schema!r} is not loaded",
+                parsed.at,
+                name=parsed.schema,
+                among=self._schemas,
+                hint="load it with load_schema (Python) or --schema FILE (command line)",
+            )
+        return self._composer.compose(schema, select(parsed, schema))
+
+    def lay_out_question(self, text: str, files: Files) -> LaidOut:
+        """See `Engine.lay_out_question`."""
+        paths = [files] if isinstance(files, str | Path) else files
+        chat = self._model.chat_template.source is not None
+        max_bytes = self._model.spec.max_positions * BYTES_PER_TOKEN
+        documents = read_documents([Path(path) for path in paths], max_bytes, self._reader.read)
+        schema, modules = documents_schema(documents, chat=chat)
+        return self._composer.compose(schema, question(text, modules, chat=chat))
