@@ -212,18 +212,18 @@ def _level_conditions(question: Question, settings: Settings, lab: Lab) -> Itera
 
 def _gap_conditions(question: Question, settings: Settings, *, chat: bool) -> Iterator[Condition]:
     """Gaps between documents that see each other (what gaps alone do), and between modules."""
-    size = settings.spread_gap
+    size, kept = settings.spread_gap, ComposeOptions(tail="imported")
     for name, count in (("one text", 0), (f"{max(settings.module_counts)} modules", max(settings.module_counts))):
         pieces = Arrangement(count).pieces(len(question.parts))
         for gap in settings.gaps:
             arrangement = Arrangement(count, gap, (pieces // 2,))
-            yield _condition("gaps", f"{name}, {gap} in the middle", arrangement, question, ComposeOptions(), chat)
+            yield _condition("gaps", f"{name}, {gap} in the middle", arrangement, question, kept, chat)
         for number in settings.spread:
             places = tuple(dict.fromkeys(pieces * (index + 1) // (number + 1) for index in range(number)))
             arrangement = Arrangement(count, size, places)
-            yield _condition("gaps", f"{name}, {size} in {number} gaps", arrangement, question, ComposeOptions(), chat)
+            yield _condition("gaps", f"{name}, {size} in {number} gaps", arrangement, question, kept, chat)
         front, end = Arrangement(count, size, (0,)), Arrangement(count, size, (pieces,))
-        yield _condition("gaps", f"{name}, {size} before the documents", front, question, ComposeOptions(), chat)
+        yield _condition("gaps", f"{name}, {size} before the documents", front, question, kept, chat)
         whole = ComposeOptions(tail="schema")
         yield _condition("gaps", f"{name}, {size} before the question", end, question, whole, chat)
 

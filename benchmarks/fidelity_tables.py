@@ -24,8 +24,8 @@ _CHOICES = (
     ),
     (
         "subset",
-        "neutral, tail=imported",
-        ("neutral, tail=schema", "guaranteed, tail=imported", "isolated, tail=imported"),
+        "neutral, tail=packed",
+        ("neutral, tail=imported", "neutral, tail=schema", "guaranteed, tail=packed", "isolated, tail=packed"),
     ),
     ("parameters", "guaranteed, nothing", ("guaranteed, default", "guaranteed, unk", "isolated, nothing")),
     ("parameters", "isolated, nothing", ("isolated, default", "isolated, unk")),

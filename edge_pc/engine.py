@@ -49,7 +49,9 @@ class Engine:
         encoding: a module is encoded seeing its guaranteed context, and `neutral` text in the place of modules that
             may stand before it; the `guaranteed` context only; or `isolated`: alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
-        tail: free text starts after the last `imported` cell, or after the whole `schema`.
+        tail: free text starts after the last `imported` cell, or after the whole `schema`; `packed`: after the last
+            imported cell, and gaps that modules left are closed. None: `packed` where states of the model can be
+            moved, else `imported`.
         max_store_bytes: limit of the store; None: no limit.
         verbose: let native libraries log to stderr.
         backend_options: the backend's own options, such as `threads` (`edge_pc.backends.onnx.entry.OnnxOptions`,
@@ -69,7 +71,7 @@ class Engine:
         cache_dir: Path | str | None = None,
         encoding: choices.EncodingRule = choices.DEFAULT_ENCODING,
         placeholder: choices.Placeholder = choices.DEFAULT_PLACEHOLDER,
-        tail: choices.Tail = choices.DEFAULT_TAIL,
+        tail: choices.Tail | None = None,
         max_store_bytes: int | None = None,
         verbose: bool = False,
         **backend_options: Any,

@@ -40,7 +40,7 @@ def make_engine(backend: str, tiny_model: Path, tiny_gguf: Path, tmp_path: Path)
 
     def make(**options: Any) -> Engine:
         model = tiny_model if backend == "onnx" else tiny_gguf
-        options = {"encoding": "guaranteed", **options}
+        options = {"encoding": "guaranteed", "tail": "imported", **options}
         engine = Engine(model, backend=backend, cache_dir=tmp_path / "states", **options)
         opened.append(engine)
         return engine
@@ -167,8 +167,8 @@ class TestGuaranteedContext:
         close(engine, prompt, served_logits(reference, laid_out(engine, prompt), at_least=at_least(engine)))
 
     @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
-    def test_gaps_can_be_closed(self, make_engine: MakeEngine, reference: Reference, prompt: str) -> None:
-        engine = make_engine(encoding="neutral", tail="packed")
+    def test_gaps_are_closed_by_default(self, make_engine: MakeEngine, reference: Reference, prompt: str) -> None:
+        engine = make_engine(encoding="neutral", tail=None)
         engine.load_schema(TRIP)
         packed = laid_out(engine, prompt)
         assert packed.computed_plan().position_ids.tolist() == list(range(packed.tokens))

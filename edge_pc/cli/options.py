@@ -18,7 +18,7 @@ from edge_pc.backends import BACKENDS, DEFAULT_BACKEND
 from edge_pc.checks import THREADS
 from edge_pc.cli.values import PATH, TEXT, number
 from edge_pc.cli.variables import PREFIX, warn_of_unknown_variables
-from edge_pc.compose.choices import DEFAULT_ENCODING, DEFAULT_TAIL, ENCODING_RULES, TAILS, EncodingRule, Tail
+from edge_pc.compose.choices import DEFAULT_ENCODING, ENCODING_RULES, TAILS, EncodingRule, Tail
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
@@ -167,7 +167,7 @@ class EngineOptions:
     cache_dir: str | None
     max_cache_size: int | None
     encoding: EncodingRule
-    tail: Tail
+    tail: Tail | None
     own: Mapping[str, Any]
 
     @classmethod
@@ -225,9 +225,8 @@ engine_options = grouped(
         "--tail",
         group=_ENGINE,
         type=click.Choice(TAILS),
-        default=DEFAULT_TAIL,
-        show_default=True,
-        help="Start free text after the last imported module, or after the whole schema.",
+        show_default="packed where states can be moved, else imported",
+        help="Close gaps that modules left out; or keep them, with free text after the last module or the schema.",
     ),
 )
 

@@ -14,4 +14,3 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 
 DEFAULT_ENCODING: EncodingRule = "neutral"
 DEFAULT_PLACEHOLDER: Placeholder = "nothing"
-DEFAULT_TAIL: Tail = "imported"

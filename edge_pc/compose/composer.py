@@ -15,7 +15,6 @@ from edge_pc.checks import check_choice
 from edge_pc.compose.choices import (
     DEFAULT_ENCODING,
     DEFAULT_PLACEHOLDER,
-    DEFAULT_TAIL,
     ENCODING_RULES,
     PLACEHOLDERS,
     TAILS,
@@ -59,7 +58,8 @@ class ComposeOptions:
             may stand before it; the `guaranteed` context only; or `isolated`: alone, as in the paper.
         placeholder: what stands in a parameter's slot during encoding: `nothing`, `unk`, `default`.
         tail: free text starts after the last `imported` cell, or after the whole `schema`; `packed`: after the last
-            imported cell, and gaps that modules left are closed.
+            imported cell, and gaps that modules left are closed. None: `packed` where states of the model can be
+            moved, else `imported`.
 
     Raises:
         OptionError: a value is not known.
@@ -67,12 +67,13 @@ class ComposeOptions:
 
     encoding: EncodingRule = DEFAULT_ENCODING
     placeholder: Placeholder = DEFAULT_PLACEHOLDER
-    tail: Tail = DEFAULT_TAIL
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         check_choice("encoding", self.encoding, ENCODING_RULES)
         check_choice("placeholder", self.placeholder, PLACEHOLDERS)
-        check_choice("tail", self.tail, TAILS)
+        if self.tail is not None:
+            check_choice("tail", self.tail, TAILS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +110,7 @@ class Composer:
         self._encoding = EncodingOptions(
             options.encoding, options.placeholder, unk_id, tuple(neutral_ids), model.spec.max_positions, not fixed
         )
-        self._tail = options.tail
+        self._tail: Tail = options.tail or ("imported" if fixed else "packed")
         self._lock = threading.Lock()
         self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()
 

@@ -2,7 +2,7 @@
 
 Computed are arguments (at their slot's first positions), text with `cache="false"`, the schema's short closing text,
 and the prompt's free text. Free text starts right after the last present cell, or with `tail="schema"` after the whole
-schema, as in the paper. With `tail="packed"` nothing has a gap before it.
+schema, as in the paper. With `tail="packed"`, the default where states can be moved, nothing has a gap before it.
 """
 
 from __future__ import annotations
