@@ -38,6 +38,9 @@ from edge_pc.runtime.watch import Cancelled, Watch
 from edge_pc.store import StateStore
 from edge_pc.system.home import states_folder
 
+# Of the model's positions, what an answer of no given length is to have at least, where files have to be cut for it.
+ANSWER_SHARE = 16
+
 
 class Engine:
     """A model with a store. Safe to use from several threads; use it as a context manager, or `close` it.
@@ -223,11 +226,15 @@ class Engine:
     ) -> Result:
         """Answer a question about text files; see `generate`. What was computed of the files is kept.
 
+        Where the files are longer than the model's positions, the parts of them are used that are most like the
+        question; `result.stats.picked` says which.
+
         Args:
             files: a path, or several.
 
         Raises:
             OptionError: a file cannot be read as UTF-8 text, or there is none.
+            ContextLengthError: not even a part of the files fits with the question and the answer.
         """
         return _exhaust(self.stream_ask(question, files, sampling, serving, progress))
 
@@ -240,7 +247,9 @@ class Engine:
         progress: OnProgress | None = None,
     ) -> Stream:
         """As `ask`, piece by piece."""
-        return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
+        return self._stream(
+            lambda: self.lay_out_question(question, files, sampling.max_tokens), sampling, serving, progress
+        )
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
         """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.
@@ -250,9 +259,11 @@ class Engine:
         """
         return self._compare(lambda: self.lay_out(prompt), serving)
 
-    def compare_ask(self, question: str, files: Files, serving: Serving = Serving()) -> Comparison:
-        """As `compare`, for a question about files."""
-        return self._compare(lambda: self.lay_out_question(question, files), serving)
+    def compare_ask(
+        self, question: str, files: Files, serving: Serving = Serving(), *, max_tokens: int | None = None
+    ) -> Comparison:
+        """As `compare`, for a question about files; `max_tokens` is the answer's, as of `ask`."""
+        return self._compare(lambda: self.lay_out_question(question, files, max_tokens), serving)
 
     def lay_out(self, prompt: str | Prompt) -> LaidOut:
         """A prompt's tokens and positions, and the encodings that serve it: the first step of every answer.
@@ -262,9 +273,10 @@ class Engine:
         """
         return self._schemas.lay_out(prompt)
 
-    def lay_out_question(self, text: str, files: Files) -> LaidOut:
-        """As `lay_out`, for a question about files; see `ask`."""
-        return self._schemas.lay_out_question(text, files)
+    def lay_out_question(self, text: str, files: Files, max_tokens: int | None = None) -> LaidOut:
+        """As `lay_out`, for a question about files; see `ask`. Room for the answer is kept free."""
+        answer_tokens = Sampling(max_tokens).answer_room(self.spec.max_positions // ANSWER_SHARE)
+        return self._schemas.lay_out_question(text, files, answer_tokens)
 
     def _stream(
         self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None

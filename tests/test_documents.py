@@ -14,6 +14,7 @@ from edge_pc.compose.composer import Composer
 from edge_pc.compose.documents import (
     MAX_PARTS,
     PART_CHARACTERS,
+    Document,
     DocumentReader,
     cut_at_paragraphs,
     documents_schema,
@@ -34,18 +35,25 @@ def composer(tiny_model: Path) -> Composer:
     return Composer(describe(tiny_model))
 
 
+def documents_of(texts: dict[str, str]) -> list[Document]:
+    return [Document(name, name, text) for name, text in texts.items()]
+
+
 def text_of(characters: int) -> str:
     return ("word " * 19 + "word\n\n") * (characters // 101 + 1)
 
 
 class TestReading:
-    def test_names_are_unique_and_texts_whole(self, tmp_path: Path) -> None:
+    def test_names_are_unique_titles_and_texts_whole(self, tmp_path: Path) -> None:
         for folder in ("a", "b", "c"):
             (tmp_path / folder).mkdir()
             (tmp_path / folder / "n.txt").write_text(f"\ufeff text {folder}\n", encoding="utf-8")
         files = [tmp_path / folder / "n.txt" for folder in ("a", "b", "c")]
         read = read_documents(files, MIB)
-        assert read == [("n.txt", " text a\n"), ("n.txt-2", " text b\n"), ("n.txt-3", " text c\n")]
+        assert [(d.name, d.text) for d in read] == [
+            ("n.txt", " text a\n"), ("n.txt-2", " text b\n"), ("n.txt-3", " text c\n")
+        ]  # fmt: skip
+        assert {document.title for document in read} == {"n.txt"}, "what the model reads depends on no other file"
 
     def test_what_is_no_plain_file_is_not_opened(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")  # reading it would wait for a writer
@@ -62,7 +70,8 @@ class TestReading:
     def test_a_name_that_is_no_text(self, tmp_path: Path) -> None:
         path = os.fsencode(tmp_path / "n") + b"\xff.txt"
         Path(os.fsdecode(path)).write_text("x")
-        assert read_documents([Path(os.fsdecode(path))], MIB) == [("n\ufffd.txt", "x")]
+        (read,) = read_documents([Path(os.fsdecode(path))], MIB)
+        assert (read.name, read.text) == ("n\ufffd.txt", "x")
 
     def test_files_are_refused_unread_when_they_cannot_fit(self, tmp_path: Path) -> None:
         with (tmp_path / "sparse").open("wb") as file:
@@ -116,7 +125,7 @@ class TestCutting:
         assert all(parts)
 
     def test_a_long_file_is_nested_no_deeper_than_a_schema_may_be(self) -> None:
-        schema, modules = documents_schema([("big.txt", text_of(2_000_000))], chat=True)
+        schema, modules = documents_schema(documents_of({"big.txt": text_of(2_000_000)}), chat=True)
         assert 1 < len(modules) <= MAX_PARTS
         assert max(len(path) for path in modules) < 300
         assert hash(schema) == hash(schema)
@@ -145,7 +154,7 @@ class TestTooLong:
     def refused(
         self, composer: Composer, documents: dict[str, str], text: str = "Why?", max_tokens: int = 32
     ) -> ContextLengthError:
-        schema, modules = documents_schema(list(documents.items()), chat=True)
+        schema, modules = documents_schema(documents_of(documents), chat=True)
         with pytest.raises(ContextLengthError) as caught:
             check_length(composer.compose(schema, question(text, modules, chat=True)), max_tokens, 1024)
         message = str(caught.value)
@@ -199,7 +208,7 @@ class TestTooLong:
         assert error.hint == "shorten the question"
 
     def test_exactly_what_fits(self, composer: Composer) -> None:
-        schema, modules = documents_schema([("a.txt", "x" * 500)], chat=True)
+        schema, modules = documents_schema(documents_of({"a.txt": "x" * 500}), chat=True)
         laid_out = composer.compose(schema, question("Why?", modules, chat=True))
         check_length(laid_out, 1024 - laid_out.end, 1024)
         with pytest.raises(ContextLengthError, match="take 1025 tokens, and the model has room for 1024"):

@@ -7,14 +7,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
+from edge_pc.cli.output import counted
 from edge_pc.runtime.serving import COMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
+    from edge_pc.compose.laid_out import PickedParts
     from edge_pc.engine import Engine
     from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
@@ -63,6 +65,7 @@ def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_js
         pieces = iter(stream)
         piece = next(pieces, "")
     with closing(stream):
+        _show_picked(stream.result.stats.picked, output)
         if not as_json:
             output.answer(piece)
         for piece in pieces:
@@ -72,6 +75,27 @@ def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_js
     if not as_json and not result.text.endswith("\n"):
         output.answer("\n")
     return result
+
+
+def _show_picked(picked: Sequence[PickedParts], output: Output) -> None:
+    """Say what of the files the answer is about, where not all of them fit."""
+    if not picked:
+        return
+    count, total = sum(len(file.parts) for file in picked), sum(file.of for file in picked)
+    output.note(f"the files do not fit the model; the answer is about {count} of their {total} parts:")
+    used = [file for file in picked if file.parts]
+    for file in used:
+        of = f" of {file.of}" if file.of > 1 else ""
+        output.note(f"  {file.file}: {'part' if len(file.parts) == 1 else 'parts'} {_ranges(file.parts)}{of}")
+    if len(used) < len(picked):
+        output.note(f"  nothing of {counted(len(picked) - len(used), 'other file')}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`1, 3-5` for 1, 3, 4, 5."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(s) if s == e else f"{s}-{e}" for s, e in zip(starts, ends, strict=True))
 
 
 def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def ask(
     with engine:
         answer(
             lambda progress: engine.stream_ask(asked, files, sampling, serving.build(), progress),
-            lambda: engine.compare_ask(asked, files, serving.build()),
+            lambda: engine.compare_ask(asked, files, serving.build(), max_tokens=sampling.max_tokens),
             engine,
             serving,
             start_up,

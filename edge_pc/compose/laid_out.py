@@ -26,6 +26,21 @@ from edge_pc.pml.faults import fault
 from edge_pc.pml.model import FreeText, Role, Selection
 
 
+@dataclass(frozen=True, slots=True)
+class PickedParts:
+    """What of a file a question is asked about, where not everything fits.
+
+    Attributes:
+        file: its name.
+        parts: 1-based numbers, ascending; none where all of the file is left out.
+        of: how many parts it has.
+    """
+
+    file: str
+    parts: tuple[int, ...]
+    of: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
     """A prompt's tokens and positions.
@@ -39,6 +54,7 @@ class LaidOut:
         exact: of these, from the first on, versions that were made after all text before them in this prompt.
         token_ids, position_ids: int32 `[n]`, of what must be computed, positions ascending.
         end: the position of the first token of the answer.
+        picked: which parts of files it is about; empty where it is about all that was given.
     """
 
     schema: SchemaLayout
@@ -50,6 +66,7 @@ class LaidOut:
     token_ids: IntArray
     position_ids: IntArray
     end: int
+    picked: tuple[PickedParts, ...] = ()
 
     @property
     def tokens(self) -> int:

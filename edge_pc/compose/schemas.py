@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_pc.compose.composer import Composer, TextModel
-from edge_pc.compose.documents import BYTES_PER_TOKEN, DocumentReader, documents_schema, question, read_documents
+from edge_pc.compose.document_questions import Questions
+from edge_pc.compose.documents import DocumentReader, read_documents
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import SchemaLayout
 from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
@@ -33,15 +34,15 @@ class Schemas:
     """Schemas by name. Safe to use from several threads.
 
     Args:
-        model: its spec and chat template.
+        model: its spec, tokenizer and chat template.
         composer: lays out for the same model.
     """
 
     def __init__(self, model: TextModel, composer: Composer) -> None:
-        self._model = model
         self._composer = composer
         self._schemas: dict[str, Schema] = {}
         self._reader = DocumentReader()
+        self._questions = Questions(model, composer)
 
     def load(self, schema: SchemaSource) -> SchemaLayout:
         """See `Engine.load_schema`."""
@@ -64,11 +65,8 @@ class Schemas:
             )
         return self._composer.compose(schema, select(parsed, schema))
 
-    def lay_out_question(self, text: str, files: Files) -> LaidOut:
+    def lay_out_question(self, text: str, files: Files, answer_tokens: int) -> LaidOut:
         """See `Engine.lay_out_question`."""
         paths = [files] if isinstance(files, str | Path) else files
-        chat = self._model.chat_template.source is not None
-        max_bytes = self._model.spec.max_positions * BYTES_PER_TOKEN
-        documents = read_documents([Path(path) for path in paths], max_bytes, self._reader.read)
-        schema, modules = documents_schema(documents, chat=chat)
-        return self._composer.compose(schema, question(text, modules, chat=chat))
+        documents = read_documents([Path(path) for path in paths], read=self._reader.read)
+        return self._questions.lay_out(text, documents, answer_tokens)

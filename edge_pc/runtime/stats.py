@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_pc.backends.base import Logits
+from edge_pc.compose.laid_out import PickedParts
 
 StopReason = Literal["eos", "length", "stop", "cancelled"]
 
@@ -45,6 +46,7 @@ class PrefillStats:
         choose_ms: finding out which cached tokens matter for the prompt.
         forward_ms: computing the prompt's own tokens, and cached ones again.
         modules: each module's part.
+        picked: which parts of files the prompt is about; empty where it is about all that was given.
     """
 
     prompt_tokens: int
@@ -56,9 +58,10 @@ class PrefillStats:
     choose_ms: float
     forward_ms: float
     modules: tuple[ModuleStats, ...]
+    picked: tuple[PickedParts, ...]
 
 
-NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
+NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, (), ())
 
 
 @dataclass(frozen=True, slots=True)

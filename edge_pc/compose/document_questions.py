@@ -1,0 +1,126 @@
+"""Lays out questions about documents: about all of them where they fit, else about the parts that matter.
+
+Parts are picked by their words, those most like the question first, as long as there is room, and stand in the order of
+the documents. Nothing is kept free for those that are not picked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_pc.compose.composer import Composer, TextModel
+from edge_pc.compose.documents import (
+    PICKED_CHARACTERS,
+    Document,
+    Part,
+    cut_at_paragraphs,
+    documents_schema,
+    parts_of,
+    parts_schema,
+    question,
+)
+from edge_pc.compose.laid_out import LaidOut, PickedParts
+from edge_pc.compose.ranking import Ranking
+from edge_pc.errors import ContextLengthError
+from edge_pc.pml import Schema
+
+# So many parts fit at least, of a model with few positions; a character is seldom more than a token.
+LEAST_PARTS = 5
+
+# Parts that are too long for what room is left, before no more are tried.
+_MISFITS = 8
+
+
+class Questions:
+    """Questions to one model. Safe to use from several threads.
+
+    Args:
+        model: its spec, tokenizer and chat template.
+        composer: lays out for the same model.
+    """
+
+    def __init__(self, model: TextModel, composer: Composer) -> None:
+        self._model = model
+        self._composer = composer
+        self._chat = model.chat_template.source is not None
+        self._part_size = min(PICKED_CHARACTERS, model.spec.max_positions // LEAST_PARTS)
+        self._ranked = lru_cache(1)(self._rank)  # of the documents asked about last
+
+    def lay_out(self, text: str, documents: Sequence[Document], answer_tokens: int) -> LaidOut:
+        """A question's prompt.
+
+        Args:
+            answer_tokens: room that the answer is to have.
+
+        Raises:
+            OptionError: the question is empty.
+            ContextLengthError: no part of the documents fits with the question and the answer.
+        """
+        alone = self._compose(documents_schema((), chat=self._chat), text)
+        positions = self._model.spec.max_positions
+        if self._fit(documents, positions - alone.end - answer_tokens):
+            return self._compose(documents_schema(documents, chat=self._chat), text)
+        # Parts can be moved where there is room for the neutral text that they are encoded after.
+        after = max(alone.end - alone.schema.length + answer_tokens, self._composer.neutral_tokens)
+        parts, ranking = self._ranked(tuple(documents))
+        picked = self._pick(parts, ranking.scores(text), positions - alone.schema.length - after)
+        if not picked:
+            raise _no_room(alone, answer_tokens, positions)
+        laid_out = self._compose(parts_schema(picked, chat=self._chat), text)
+        return replace(laid_out, picked=_summary(parts, picked))
+
+    def _compose(self, schema: tuple[Schema, tuple[str, ...]], text: str) -> LaidOut:
+        return self._composer.compose(schema[0], question(text, schema[1], chat=self._chat))
+
+    def _fit(self, documents: Sequence[Document], room: int) -> bool:
+        """Whether all documents have at most `room` tokens; what is too long is not tokenized to its end."""
+        for document in documents:
+            for text in cut_at_paragraphs(document.written):
+                room -= self._tokens(text)
+                if room < 0:
+                    return False
+        return True
+
+    def _rank(self, documents: tuple[Document, ...]) -> tuple[list[Part], Ranking]:
+        parts = [part for document in documents for part in parts_of(document, self._part_size)]
+        return parts, Ranking([part.written for part in parts])
+
+    def _pick(self, parts: Sequence[Part], scores: NDArray[np.float32], room: int) -> list[Part]:
+        """Parts of at most `room` tokens together, in their order: those with the highest scores.
+
+        Where no part has anything of the question, those at the beginning.
+        """
+        order = np.argsort(-scores, kind="stable")
+        picked, misfits = [], 0
+        for index in order[scores[order] > 0].tolist() or order.tolist():
+            tokens = self._tokens(parts[index].written)
+            if tokens <= room:
+                room -= tokens
+                picked.append(index)
+            elif (misfits := misfits + 1) == _MISFITS:
+                break
+        return [parts[index] for index in sorted(picked)]
+
+    def _tokens(self, text: str) -> int:
+        return len(self._model.tokenizer.encode(text))
+
+
+def _summary(parts: Sequence[Part], picked: Sequence[Part]) -> tuple[PickedParts, ...]:
+    """What was picked of each document."""
+    counts = Counter(part.document for part in parts)
+    numbers = {name: tuple(part.number for part in picked if part.document == name) for name in counts}
+    return tuple(PickedParts(name, numbers[name], of) for name, of in counts.items())
+
+
+def _no_room(alone: LaidOut, answer_tokens: int, positions: int) -> ContextLengthError:
+    return ContextLengthError(
+        f"the question takes {alone.end} tokens and the answer {answer_tokens}, the model has room for {positions}: "
+        "no part of the files fits with them",
+        hint="shorten the question" if alone.end > answer_tokens else "ask for fewer tokens",
+    )
