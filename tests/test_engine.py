@@ -431,14 +431,13 @@ class TestAssembly:
 
 def test_a_prompt_that_fills_the_model_may_have_tokens_computed_again(engine: Engine) -> None:
     # Those lie in the context twice.
-    engine.load_schema(
-        f'<schema name="s"><module name="a">{"x" * 450}</module><module name="b">{"y" * 450}</module></schema>'
-    )
+    modules = "".join(f'<module name="{name}">{"1 " * 245}</module>' for name in "ab")
+    engine.load_schema(f'<schema name="s">{modules}</schema>')
     prompt = '<prompt schema="s"><a/><b/>Why?</prompt>'
     room = engine.spec.max_positions - engine.lay_out(prompt).end
-    result = engine.generate(prompt, Sampling(max_tokens=room), Serving(fidelity="balanced"))
-    assert result.stats.computed_tokens > 64
-    assert len(result.token_ids) == room or result.stop == "eos"
+    assert 0 < room < 50
+    stats = engine.generate(prompt, Sampling(max_tokens=room), Serving(fidelity="balanced")).stats
+    assert stats.new_tokens
 
 
 class TestAsk:
