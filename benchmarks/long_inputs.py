@@ -20,7 +20,8 @@ from benchmarks.lab import Lab, Ready
 from benchmarks.metrics import rouge_l
 from edge_pc.compose.composer import Composer
 from edge_pc.compose.document_questions import Questions
-from edge_pc.compose.documents import Document, documents_schema, question
+from edge_pc.compose.documents import documents_schema, question
+from edge_pc.documents import Document
 
 ANSWER_TOKENS = 64
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--meetings", type=int, default=4, help="in each text")
-    parser.add_argument("--rooms", type=int, nargs="*", default=[1024, 2048, 4096], help="tokens of prompt and answer")
+    parser.add_argument("--rooms", type=int, nargs="*", default=[2048, 4096], help="tokens of prompt and answer")
     options = parser.parse_args()
     items = read_items(options.dataset)
     scores: dict[str, list[tuple[float, float]]] = defaultdict(list)

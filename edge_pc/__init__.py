@@ -29,6 +29,7 @@ from edge_pc.errors import (
 )
 
 if TYPE_CHECKING:
+    from edge_pc.documents import Document
     from edge_pc.engine import Engine
     from edge_pc.pml import Prompt, Schema
     from edge_pc.runtime.compare import Comparison
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # Where a public name is defined whose module is not loaded yet.
 _HOMES = {
     "Comparison": "runtime.compare",
+    "Document": "documents",
     "EncodeReport": "runtime.encoder",
     "Engine": "engine",
     "Prompt": "pml",
@@ -56,6 +58,7 @@ __all__ = [
     "CacheMissError",
     "Comparison",
     "ContextLengthError",
+    "Document",
     "EdgePCError",
     "EncodeReport",
     "Engine",

@@ -19,7 +19,9 @@ from edge_pc.compose import choices
 from edge_pc.compose.composer import ComposeOptions, Composer
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
-from edge_pc.compose.schemas import Files, Schemas, SchemaSource, read_schema
+from edge_pc.compose.schemas import Schemas, SchemaSource, read_schema
+from edge_pc.documents import DocumentReader, Sources
+from edge_pc.documents.kept import KeptTexts
 from edge_pc.models import registry
 from edge_pc.pml import Prompt
 from edge_pc.progress import OnProgress
@@ -86,7 +88,7 @@ class Engine:
         self.composer = Composer(self.backend, self.backend.kv_layout.name, compose_options)
         self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
-        self._schemas = Schemas(self.backend, self.composer)
+        self._schemas = Schemas(self.backend, self.composer, DocumentReader(KeptTexts(self.store.path)))
         self._lifetime = Lifetime()
         self._selections = Selections()
         self._refining = Watch()
@@ -219,21 +221,23 @@ class Engine:
     def ask(
         self,
         question: str,
-        files: Files,
+        files: Sources,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
     ) -> Result:
-        """Answer a question about text files; see `generate`. What was computed of the files is kept.
+        """Answer a question about documents; see `generate`. What was computed of them is kept.
 
         Where the files are longer than the model's positions, the parts of them are used that are most like the
         question; `result.stats.picked` says which.
 
         Args:
-            files: a path, or several.
+            files: a file (text, PDF, DOCX, HTML), a folder, a pattern such as `notes/*.md`, a `Document` (text that is
+                in no file), or several of these.
 
         Raises:
-            OptionError: a file cannot be read as UTF-8 text, or there is none.
+            OptionError: a file has no text or cannot be read, or there is none.
+            MissingDependencyError: what reads a file's format is not installed (extra `documents`).
             ContextLengthError: not even a part of the files fits with the question and the answer.
         """
         return _exhaust(self.stream_ask(question, files, sampling, serving, progress))
@@ -241,7 +245,7 @@ class Engine:
     def stream_ask(
         self,
         question: str,
-        files: Files,
+        files: Sources,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
@@ -260,7 +264,7 @@ class Engine:
         return self._compare(lambda: self.lay_out(prompt), serving)
 
     def compare_ask(
-        self, question: str, files: Files, serving: Serving = Serving(), *, max_tokens: int | None = None
+        self, question: str, files: Sources, serving: Serving = Serving(), *, max_tokens: int | None = None
     ) -> Comparison:
         """As `compare`, for a question about files; `max_tokens` is the answer's, as of `ask`."""
         return self._compare(lambda: self.lay_out_question(question, files, max_tokens), serving)
@@ -273,7 +277,7 @@ class Engine:
         """
         return self._schemas.lay_out(prompt)
 
-    def lay_out_question(self, text: str, files: Files, max_tokens: int | None = None) -> LaidOut:
+    def lay_out_question(self, text: str, files: Sources, max_tokens: int | None = None) -> LaidOut:
         """As `lay_out`, for a question about files; see `ask`. Room for the answer is kept free."""
         answer_tokens = Sampling(max_tokens).answer_room(self.spec.max_positions // ANSWER_SHARE)
         return self._schemas.lay_out_question(text, files, answer_tokens)

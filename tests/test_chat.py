@@ -11,7 +11,8 @@ import tiny
 
 from edge_pc.compose.composer import Composer
 from edge_pc.compose.conversation import Conversation, check_turns
-from edge_pc.compose.documents import Document, documents_schema, question
+from edge_pc.compose.documents import documents_schema, question
+from edge_pc.documents import Document
 from edge_pc.errors import ModelError, OptionError, PMLError
 from edge_pc.models.chat_template import Affixes, ChatTemplate
 from edge_pc.models.description import describe

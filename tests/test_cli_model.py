@@ -264,6 +264,40 @@ def test_files_longer_than_the_model_are_asked_about_in_part(run: Run, folder: P
     ]  # fmt: skip
 
 
+def test_documents_of_all_kinds_are_asked_about(run: Run, folder: Path, home: Path) -> None:
+    (folder / "docs" / "deep").mkdir(parents=True)
+    (folder / "docs" / "page.html").write_text("<html><p>The <b>museum</b> opens.")
+    (folder / "docs" / "deep" / "old.txt").write_bytes(b"caf\xe9")
+    (folder / "docs" / "picture.png").write_bytes(b"\x89PNG\0")
+    child = run("ask", "When?", "docs", "n*.txt", "-", "--json", stdin="From a pipe.")
+    paths = [module["path"] for module in answered(child)["stats"]["modules"]]
+    assert paths == ["documents", "page.html", "old.txt", "notes.txt", "stdin"]
+    assert "old.txt: the file is not UTF-8 (byte 3 is 0xe9); it is read as Windows-1252" in child.stderr
+    assert "docs: left out: \n  docs/picture.png: the file is not text, but a picture" in child.stderr
+    kept = home / "states" / "texts"
+    assert [path.read_bytes().partition(b"\n")[2] for path in kept.iterdir()] == [b"The **museum** opens."]
+    again = run("ask", "Where?", "docs", "--json", "--strict", "--fidelity", "fast")
+    assert all(module["hit"] for module in answered(again)["stats"]["modules"])
+    assert run("cache", "verify").returncode == run("cache", "rm", "--all", "--yes").returncode == 0
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ask", "-", "-"], "question and file cannot both be read from stdin"),
+        (["ask", "Why?", "-", "-"], "stdin (-) can be read only once"),
+        (["ask", "Why?", "-"], "stdin: the file is empty"),
+        (["ask", "Why?", "https://example.org/x"], "https://example.org/x: this is a URL"),
+        (["ask", "Why?", "*.md"], "*.md: no file matches this pattern"),
+    ],
+)
+def test_documents_that_there_are_not(run: Run, arguments: list[str], says: str) -> None:
+    child = run(*arguments, stdin="")
+    assert child.returncode == 2
+    assert says in child.stderr
+
+
 def test_a_comparison_without_the_cache_stores_nothing(run: Run) -> None:
     value = answered(run("ask", "When?", "notes.txt", "--no-cache", "--compare", "--json"))
     assert value["compare"]["same_first_token"] is True

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from edge_pc import Engine, Sampling, Serving
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.document_questions import LEAST_PARTS, Questions
-from edge_pc.compose.documents import Document, parts_of
+from edge_pc.compose.documents import parts_of
 from edge_pc.compose.laid_out import LaidOut, PickedParts
 from edge_pc.compose.ranking import Ranking
+from edge_pc.documents import Document
 from edge_pc.errors import ContextLengthError, OptionError
 from edge_pc.models.description import describe
 

@@ -147,7 +147,8 @@ def rm(
 ) -> None:
     """Remove stored states: by key, by schema, by module (with the modules inside it), or all.
 
-    The first characters of a key are enough. What is removed is computed again when it is needed.
+    The first characters of a key are enough. What is removed is computed again when it is needed. With --all, the texts
+    of converted files (PDF, DOCX, HTML) are removed, too.
     """
     if everything == bool(what):
         raise click.UsageError("name what to remove, or give --all (not both)")
@@ -159,6 +160,10 @@ def rm(
         if chosen and not yes:
             size = format_size(sum(entry.nbytes for entry in chosen))
             click.confirm(f"Remove {counted(len(chosen), 'stored encoding')}, {size}?", abort=True, err=True)
+        if everything:
+            from edge_pc.documents.kept import KeptTexts
+
+            KeptTexts(store.path).clear()
         _show_removed(store.remove([entry.key for entry in chosen]), store, out, as_json=as_json)
 
 

@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.documents import (
     PICKED_CHARACTERS,
-    Document,
     Part,
     cut_at_paragraphs,
     documents_schema,
     parts_of,
     parts_schema,
     question,
+    written,
 )
 from edge_pc.compose.laid_out import LaidOut, PickedParts
 from edge_pc.compose.ranking import Ranking
+from edge_pc.documents import Document
 from edge_pc.errors import ContextLengthError
 from edge_pc.pml import Schema
 
@@ -81,7 +82,7 @@ class Questions:
     def _fit(self, documents: Sequence[Document], room: int) -> bool:
         """Whether all documents have at most `room` tokens; what is too long is not tokenized to its end."""
         for document in documents:
-            for text in cut_at_paragraphs(document.written):
+            for text in cut_at_paragraphs(written(document)):
                 room -= self._tokens(text)
                 if room < 0:
                     return False

@@ -11,17 +11,13 @@ one another: the states of each depend on no other part, so they serve whatever 
 from __future__ import annotations
 
 import re
-import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from edge_pc.documents import Document
 from edge_pc.errors import OptionError
 from edge_pc.pml.model import NOWHERE, FreeText, Module, Node, Schema, Selection, Text, Turn
-from edge_pc.system.identity import identity_of, is_settled
-from edge_pc.system.text import TextFileError, read_text
 
 SCHEMA_NAME = "documents"
 
@@ -33,67 +29,11 @@ MAX_PARTS = 32
 # Of parts that are picked: short enough that many fit, long enough that each says what it is about.
 PICKED_CHARACTERS = 1500
 
-# Of all files together. Parts of so much text are compared with the question in seconds.
-MAX_DOCUMENTS_BYTES = 32 << 20
-
 _INSTRUCTION = "Answer the question using the documents below."
 
 _BOUNDARIES = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))
 # After a cut.
 _DECIDING_CHARACTERS = 32
-
-
-# Files whose text is kept, those read last.
-_KEPT_FILES = 256
-
-
-class DocumentReader:
-    """Reads text files; one that did not change since is not read again. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._texts: OrderedDict[Path, tuple[str, str]] = OrderedDict()
-
-    def read(self, path: Path, max_bytes: int) -> str:
-        """The text of a file; see `read_text`."""
-        try:
-            status = path.stat()
-        except (OSError, ValueError):
-            return read_text(path, max_bytes)  # says what is wrong
-        identity = identity_of(status)
-        with self._lock:
-            known = self._texts.get(path.absolute())
-        if known is not None and known[0] == identity and status.st_size <= max_bytes:
-            return known[1]
-        text = read_text(path, max_bytes)
-        if is_settled(status) and identity_of(path.stat()) == identity:
-            with self._lock:
-                self._texts[path.absolute()] = (identity, text)
-                self._texts.move_to_end(path.absolute())
-                if len(self._texts) > _KEPT_FILES:
-                    self._texts.popitem(last=False)
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A file's text.
-
-    Attributes:
-        name: unique among the documents of a question.
-        title: what the model reads as its name. The same wherever the file is and whatever it is asked about with, so
-            that its states are, too.
-        text: of the file.
-    """
-
-    name: str
-    title: str
-    text: str
-
-    @property
-    def written(self) -> str:
-        """All of it, as the model reads it."""
-        return _titled(self.title, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,38 +55,13 @@ class Part:
         return f"{self.document}#{self.number}"
 
 
+def written(document: Document) -> str:
+    """All of a document, as the model reads it."""
+    return _titled(document.title, document.text)
+
+
 def _titled(title: str, text: str) -> str:
     return f"\n\nDocument: {title}\n{text.strip()}\n"
-
-
-def read_documents(
-    files: Sequence[Path], max_bytes: int = MAX_DOCUMENTS_BYTES, read: Callable[[Path, int], str] = read_text
-) -> list[Document]:
-    """The document of each file.
-
-    Args:
-        max_bytes: of all files together.
-        read: reads the text of a file of at most the given number of bytes.
-
-    Raises:
-        OptionError: there is no file, or one is too large, empty, no plain file, or cannot be read as UTF-8 text.
-    """
-    if not files:
-        raise OptionError("no file is given", hint="name at least one text file to ask about")
-    documents: dict[str, Document] = {}
-    for file in files:
-        text = read(file, max_bytes)
-        if not text.strip():
-            raise TextFileError(file, "the file is empty", hint="leave it out")
-        # A file's name is bytes; the model is given text.
-        title = file.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        name, count = title, 1
-        while name in documents:
-            count += 1
-            name = f"{title}-{count}"
-        documents[name] = Document(name, title, text)
-        max_bytes -= len(text.encode())
-    return list(documents.values())
 
 
 def documents_schema(documents: Sequence[Document], *, chat: bool) -> tuple[Schema, tuple[str, ...]]:
@@ -235,7 +150,7 @@ def _cut(text: str, size: int) -> list[str]:
 
 def nested_parts(document: Document) -> Module:
     """A document as modules one inside the other."""
-    parts = cut_at_paragraphs(document.written)
+    parts = cut_at_paragraphs(written(document))
     return nested(parts, [document.name, *(f"part{number}" for number in range(2, len(parts) + 1))])
 
 

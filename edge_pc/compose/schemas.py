@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.document_questions import Questions
-from edge_pc.compose.documents import DocumentReader, read_documents
 from edge_pc.compose.laid_out import LaidOut
 from edge_pc.compose.schema_layout import SchemaLayout
+from edge_pc.documents import DocumentReader, Sources
 from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
 
 SchemaSource = str | Path | Schema
-Files = str | Path | Sequence[str | Path]
 
 
 def read_schema(schema: SchemaSource) -> Schema:
@@ -36,12 +34,13 @@ class Schemas:
     Args:
         model: its spec, tokenizer and chat template.
         composer: lays out for the same model.
+        reader: of documents.
     """
 
-    def __init__(self, model: TextModel, composer: Composer) -> None:
+    def __init__(self, model: TextModel, composer: Composer, reader: DocumentReader) -> None:
         self._composer = composer
         self._schemas: dict[str, Schema] = {}
-        self._reader = DocumentReader()
+        self._reader = reader
         self._questions = Questions(model, composer)
 
     def load(self, schema: SchemaSource) -> SchemaLayout:
@@ -65,8 +64,6 @@ class Schemas:
             )
         return self._composer.compose(schema, select(parsed, schema))
 
-    def lay_out_question(self, text: str, files: Files, answer_tokens: int) -> LaidOut:
+    def lay_out_question(self, text: str, files: Sources, answer_tokens: int) -> LaidOut:
         """See `Engine.lay_out_question`."""
-        paths = [files] if isinstance(files, str | Path) else files
-        documents = read_documents([Path(path) for path in paths], read=self._reader.read)
-        return self._questions.lay_out(text, documents, answer_tokens)
+        return self._questions.lay_out(text, self._reader.read(files), answer_tokens)
