@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from typing import Any
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
 from edge_pc.compose import choices
 from edge_pc.compose.composer import ComposeOptions, Composer
-from edge_pc.compose.laid_out import LaidOut, check_length
+from edge_pc.compose.laid_out import Cited, LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
 from edge_pc.compose.schemas import Schemas, SchemaSource, read_schema
 from edge_pc.documents import DocumentReader, Sources
@@ -225,6 +226,9 @@ class Engine:
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
+        *,
+        system: str | None = None,
+        cite: bool = False,
     ) -> Result:
         """Answer a question about documents; see `generate`. What was computed of them is kept.
 
@@ -234,13 +238,16 @@ class Engine:
         Args:
             files: a file (text, PDF, DOCX, HTML), a folder, a pattern such as `notes/*.md`, a `Document` (text that is
                 in no file), or several of these.
+            system: tells the model what to do with the documents; None: to answer from them.
+            cite: find out which part of which file the answer is from: `result.source`.
 
         Raises:
             OptionError: a file has no text or cannot be read, or there is none.
             MissingDependencyError: what reads a file's format is not installed (extra `documents`).
             ContextLengthError: not even a part of the files fits with the question and the answer.
         """
-        return _exhaust(self.stream_ask(question, files, sampling, serving, progress))
+        result = _exhaust(self.stream_ask(question, files, sampling, serving, progress, system=system))
+        return replace(result, source=self.source_of(question, result, files)) if cite else result
 
     def stream_ask(
         self,
@@ -249,11 +256,36 @@ class Engine:
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
+        *,
+        system: str | None = None,
     ) -> Stream:
         """As `ask`, piece by piece."""
-        return self._stream(
-            lambda: self.lay_out_question(question, files, sampling.max_tokens), sampling, serving, progress
-        )
+        lay_out = partial(self.lay_out_question, question, files, sampling.max_tokens, system)
+        return self._stream(lay_out, sampling, serving, progress)
+
+    def source_of(self, question: str, result: Result, files: Sources) -> Cited | None:
+        """The part of the files that an answer to a question about them is most likely from.
+
+        It has the most of the words of both; None: no part has any.
+        """
+        return self._schemas.source_of(question, result.text, files, result.stats.picked)
+
+    def adding_size(self, files: Sources, *, system: str | None = None) -> EncodingSize:
+        """What `add` would still compute and write."""
+        self._lifetime.require_open()
+        return self.encoder.size_of_missing(self._schemas.encodings_of_files(files, system))
+
+    def add(self, files: Sources, progress: OnProgress | None = None, *, system: str | None = None) -> EncodeReport:
+        """Prepare files, so that a question about any of them, in any order, computes only itself.
+
+        Args:
+            files, system: as of `ask`; whatever else the files are asked about with, `system` must be the same.
+
+        Raises:
+            OptionError, MissingDependencyError: as `ask`.
+        """
+        with self._lifetime.work(Watch(progress)) as watch:
+            return self.encoder.encode(self._schemas.encodings_of_files(files, system), watch.report)
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
         """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.
@@ -264,10 +296,16 @@ class Engine:
         return self._compare(lambda: self.lay_out(prompt), serving)
 
     def compare_ask(
-        self, question: str, files: Sources, serving: Serving = Serving(), *, max_tokens: int | None = None
+        self,
+        question: str,
+        files: Sources,
+        serving: Serving = Serving(),
+        *,
+        max_tokens: int | None = None,
+        system: str | None = None,
     ) -> Comparison:
         """As `compare`, for a question about files; `max_tokens` is the answer's, as of `ask`."""
-        return self._compare(lambda: self.lay_out_question(question, files, max_tokens), serving)
+        return self._compare(partial(self.lay_out_question, question, files, max_tokens, system), serving)
 
     def lay_out(self, prompt: str | Prompt) -> LaidOut:
         """A prompt's tokens and positions, and the encodings that serve it: the first step of every answer.
@@ -277,10 +315,12 @@ class Engine:
         """
         return self._schemas.lay_out(prompt)
 
-    def lay_out_question(self, text: str, files: Sources, max_tokens: int | None = None) -> LaidOut:
+    def lay_out_question(
+        self, text: str, files: Sources, max_tokens: int | None = None, system: str | None = None
+    ) -> LaidOut:
         """As `lay_out`, for a question about files; see `ask`. Room for the answer is kept free."""
         answer_tokens = Sampling(max_tokens).answer_room(self.spec.max_positions // ANSWER_SHARE)
-        return self._schemas.lay_out_question(text, files, answer_tokens)
+        return self._schemas.lay_out_question(text, files, answer_tokens, system)
 
     def _stream(
         self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None

@@ -31,6 +31,8 @@ READER_GONE = 141
 # that `--help` imports no command.
 _COMMANDS = {
     "ask": ("ask", "Answer a question about documents."),
+    "add": ("add", "Prepare files, so that a question about them computes only itself."),
+    "watch": ("add", "Keep a folder prepared (see `add`): files are computed again when they change."),
     "run": ("run", "Answer a PML prompt against its schema."),
     "encode": ("encode", "Compute the states of a schema's modules and store them."),
     "schema": ("schema", "Check a schema, or show its modules, positions and lengths."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
-    from edge_pc.compose.laid_out import PickedParts
+    from edge_pc.compose.laid_out import Cited, PickedParts
     from edge_pc.engine import Engine
     from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
@@ -33,6 +33,7 @@ def answer(
     output: Output,
     *,
     as_json: bool,
+    source: Callable[[Result], Cited | None] | None = None,
 ) -> None:
     """Write the answer and show what the options ask for.
 
@@ -40,9 +41,13 @@ def answer(
         start: makes the stream; its prompt is submitted when its first piece is requested.
         compare: compares the same prompt with a full prefill.
         engine: both use it.
+        source: finds out where an answer is from; None: that is not asked for.
     """
     submitted_ms = process_age_ms()
     result = _show_stream(start, output, as_json=as_json)
+    if source is not None:
+        result = replace(result, source=source(result))
+        output.note(f"source: {result.source or 'none of the files has words of the answer'}")
     if serving.stats:
         show_stats(result.stats, start_up, submitted_ms, output)
     comparison = None
@@ -50,7 +55,7 @@ def answer(
         output.note("computing the whole prompt, to compare")
         comparison = compare()
     if as_json:
-        output.json(result_as_json(result, comparison))
+        output.json(result_as_json(result, comparison, cited=source is not None))
     elif comparison is not None:
         show_comparison(comparison, output)
     if serving.refine:
@@ -98,9 +103,16 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(s) if s == e else f"{s}-{e}" for s, e in zip(starts, ends, strict=True))
 
 
-def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:
-    """The object that --json prints."""
-    value = {"text": result.text, "token_ids": result.token_ids, "stop": result.stop, "stats": asdict(result.stats)}
+def result_as_json(result: Result, comparison: Comparison | None, *, cited: bool = False) -> dict[str, Any]:
+    """The object that --json prints, with the answer's source where that was asked for."""
+    value: dict[str, Any] = {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "stop": result.stop,
+        "stats": asdict(result.stats),
+    }
+    if cited:
+        value["source"] = None if result.source is None else asdict(result.source)
     return value if comparison is None else {**value, "compare": asdict(comparison)}
 
 

@@ -12,6 +12,8 @@ from edge_pc.cli.options import (
     OutputOptions,
     ServingOptions,
     answer_options,
+    option,
+    system_option,
 )
 from edge_pc.cli.output import Output
 from edge_pc.cli.sources import document_sources, read_text
@@ -23,10 +25,14 @@ from edge_pc.runtime.sampling import Sampling
 @click.command(cls=GroupedCommand)
 @click.argument("question", metavar="QUESTION|-", type=TEXT)
 @click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PATH)
+@system_option
+@option("--cite", is_flag=True, help="Say which part of which file the answer is most likely from.")
 @answer_options
 def ask(
     question: str,
     files: tuple[str, ...],
+    system: str | None,
+    cite: bool,
     serving: ServingOptions,
     sampling: Sampling,
     engine_options: EngineOptions,
@@ -47,11 +53,12 @@ def ask(
     engine, start_up = open_engine(engine_options, out)
     with engine:
         answer(
-            lambda progress: engine.stream_ask(asked, sources, sampling, serving.build(), progress),
-            lambda: engine.compare_ask(asked, sources, serving.build(), max_tokens=sampling.max_tokens),
+            lambda progress: engine.stream_ask(asked, sources, sampling, serving.build(), progress, system=system),
+            lambda: engine.compare_ask(asked, sources, serving.build(), max_tokens=sampling.max_tokens, system=system),
             engine,
             serving,
             start_up,
             out,
             as_json=as_json,
+            source=(lambda result: engine.source_of(asked, result, sources)) if cite else None,
         )

@@ -298,6 +298,14 @@ serving_options = grouped(
 )
 
 
+system_option = option(
+    "--system",
+    type=TEXT,
+    metavar="TEXT",
+    help="Tell the model what to do with the documents, in place of: answer from them.",
+)
+
+
 def answer_options(command: Any) -> Any:
     """Adds the options that all commands that answer have."""
     for add in (output_options, json_option, engine_options, sampling_options, serving_options):

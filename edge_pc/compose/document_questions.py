@@ -25,7 +25,8 @@ from edge_pc.compose.documents import (
     question,
     written,
 )
-from edge_pc.compose.laid_out import LaidOut, PickedParts
+from edge_pc.compose.encodings import Encoding
+from edge_pc.compose.laid_out import Cited, LaidOut, PickedParts
 from edge_pc.compose.ranking import Ranking
 from edge_pc.documents import Document
 from edge_pc.errors import ContextLengthError
@@ -33,6 +34,10 @@ from edge_pc.pml import Schema
 
 # So many parts fit at least, of a model with few positions; a character is seldom more than a token.
 LEAST_PARTS = 5
+
+# Of picked parts together. With twice as many tokens answers are no better, and take longer to begin
+# (benchmarks/long_inputs.py).
+PICKED_TOKENS = 2048
 
 # Parts that are too long for what room is left, before no more are tried.
 _MISFITS = 8
@@ -53,31 +58,79 @@ class Questions:
         self._part_size = min(PICKED_CHARACTERS, model.spec.max_positions // LEAST_PARTS)
         self._ranked = lru_cache(1)(self._rank)  # of the documents asked about last
 
-    def lay_out(self, text: str, documents: Sequence[Document], answer_tokens: int) -> LaidOut:
+    def lay_out(self, text: str, documents: Sequence[Document], answer_tokens: int, system: str) -> LaidOut:
         """A question's prompt.
 
         Args:
             answer_tokens: room that the answer is to have.
+            system: stands before the documents.
 
         Raises:
             OptionError: the question is empty.
             ContextLengthError: no part of the documents fits with the question and the answer.
         """
-        alone = self._compose(documents_schema((), chat=self._chat), text)
+        alone = self._compose(self._schema((), system), text)
         positions = self._model.spec.max_positions
         if self._fit(documents, positions - alone.end - answer_tokens):
-            return self._compose(documents_schema(documents, chat=self._chat), text)
+            return self._compose(self._schema(documents, system), text)
         # Parts can be moved where there is room for the neutral text that they are encoded after.
         after = max(alone.end - alone.schema.length + answer_tokens, self._composer.neutral_tokens)
+        room = min(positions - alone.schema.length - after, PICKED_TOKENS)
         parts, ranking = self._ranked(tuple(documents))
-        picked = self._pick(parts, ranking.scores(text), positions - alone.schema.length - after)
+        picked = self._pick(parts, ranking.scores(text), room)
         if not picked:
             raise _no_room(alone, answer_tokens, positions)
-        laid_out = self._compose(parts_schema(picked, chat=self._chat), text)
+        laid_out = self._compose(parts_schema(picked, chat=self._chat, system=system), text)
         return replace(laid_out, picked=_summary(parts, picked))
+
+    def encodings(self, documents: Sequence[Document], system: str) -> list[Encoding]:
+        """All that questions about any of the documents, in any order, have of them in common.
+
+        Of each document that fits: it alone, as full prefill has it, and after others. Where not all fit together: the
+        parts that are picked from.
+        """
+        room = self._model.spec.max_positions - self._composer.schema(self._schema((), system)[0]).layout.length
+        found: list[Encoding] = []
+        for document in documents:
+            if self._fit([document], room):
+                found += self._versions(self._schema([document], system))
+        if not self._fit(documents, room):
+            for part in self._ranked(tuple(documents))[0]:
+                schema, paths = parts_schema([part], chat=self._chat, system=system)
+                encodings = self._composer.schema(schema).encodings
+                *text, here = encodings.of_prompt(paths)
+                found += [*text, encodings.other_version(here)]
+        return list({encoding.key: encoding for encoding in found}.values())
+
+    def source(
+        self, text: str, answer: str, documents: Sequence[Document], picked: Sequence[PickedParts]
+    ) -> Cited | None:
+        """The part of the documents that an answer is most likely from; None where none has anything of it.
+
+        Args:
+            picked: those that the question was about; empty: all.
+        """
+        asked_about = {(each.file, number) for each in picked for number in each.parts}
+        parts, ranking = self._ranked(tuple(documents))
+        scores = ranking.scores(text) + ranking.scores(answer)
+        order = np.argsort(-scores, kind="stable").tolist()
+        for index in order:
+            part = parts[index]
+            if scores[index] > 0 and (not picked or (part.document, part.number) in asked_about):
+                return Cited(part.document, part.number, sum(each.document == part.document for each in parts))
+        return None
+
+    def _schema(self, documents: Sequence[Document], system: str) -> tuple[Schema, tuple[str, ...]]:
+        return documents_schema(documents, chat=self._chat, system=system)
 
     def _compose(self, schema: tuple[Schema, tuple[str, ...]], text: str) -> LaidOut:
         return self._composer.compose(schema[0], question(text, schema[1], chat=self._chat))
+
+    def _versions(self, schema: tuple[Schema, tuple[str, ...]]) -> list[Encoding]:
+        """The encodings of a schema's modules, and their other versions."""
+        encodings = self._composer.schema(schema[0]).encodings
+        here = encodings.of_prompt(schema[1])
+        return [*here, *map(encodings.other_version, here)]
 
     def _fit(self, documents: Sequence[Document], room: int) -> bool:
         """Whether all documents have at most `room` tokens; what is too long is not tokenized to its end."""

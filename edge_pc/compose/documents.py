@@ -29,7 +29,8 @@ MAX_PARTS = 32
 # Of parts that are picked: short enough that many fit, long enough that each says what it is about.
 PICKED_CHARACTERS = 1500
 
-_INSTRUCTION = "Answer the question using the documents below."
+# Tells the model what to do; stands before the documents.
+DEFAULT_SYSTEM = "Answer the question using the documents below."
 
 _BOUNDARIES = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))
 # After a cut.
@@ -64,23 +65,27 @@ def _titled(title: str, text: str) -> str:
     return f"\n\nDocument: {title}\n{text.strip()}\n"
 
 
-def documents_schema(documents: Sequence[Document], *, chat: bool) -> tuple[Schema, tuple[str, ...]]:
+def documents_schema(
+    documents: Sequence[Document], *, chat: bool, system: str = DEFAULT_SYSTEM
+) -> tuple[Schema, tuple[str, ...]]:
     """A schema with a module for each document, and the paths of all modules.
 
     Args:
         chat: put them into a system turn; otherwise the schema is plain text.
+        system: stands before the documents; may be empty.
     """
-    return _schema((nested_parts(document) for document in documents), chat=chat)
+    return _schema((nested_parts(document) for document in documents), chat, system)
 
 
-def parts_schema(parts: Sequence[Part], *, chat: bool) -> tuple[Schema, tuple[str, ...]]:
+def parts_schema(parts: Sequence[Part], *, chat: bool, system: str = DEFAULT_SYSTEM) -> tuple[Schema, tuple[str, ...]]:
     """As `documents_schema`, with a module for each of `parts`."""
     modules = (Module(part.name, part.name, (Text(part.written, NOWHERE),), True, NOWHERE) for part in parts)
-    return _schema(modules, chat=chat)
+    return _schema(modules, chat, system)
 
 
-def _schema(modules: Iterable[Module], *, chat: bool) -> tuple[Schema, tuple[str, ...]]:
-    children: tuple[Node, ...] = (Text(_INSTRUCTION, NOWHERE), *modules)
+def _schema(modules: Iterable[Module], chat: bool, system: str) -> tuple[Schema, tuple[str, ...]]:
+    text = (Text(system, NOWHERE),) if system else ()
+    children: tuple[Node, ...] = (*text, *modules)
     if chat:
         children = (Turn("system", children, NOWHERE),)
     schema = Schema(SCHEMA_NAME, children, NOWHERE, made_of_files=True)

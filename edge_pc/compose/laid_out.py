@@ -41,6 +41,18 @@ class PickedParts:
     of: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """Where an answer is from: part `part` (1-based) `of` so many of a file, which has one if it is short."""
+
+    file: str
+    part: int
+    of: int
+
+    def __str__(self) -> str:
+        return self.file if self.of == 1 else f"{self.file}, part {self.part} of {self.of}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LaidOut:
     """A prompt's tokens and positions.

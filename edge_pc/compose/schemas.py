@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.document_questions import Questions
-from edge_pc.compose.laid_out import LaidOut
+from edge_pc.compose.documents import DEFAULT_SYSTEM
+from edge_pc.compose.encodings import Encoding
+from edge_pc.compose.laid_out import Cited, LaidOut, PickedParts
 from edge_pc.compose.schema_layout import SchemaLayout
 from edge_pc.documents import DocumentReader, Sources
 from edge_pc.pml import Prompt, Schema, load_schema, parse_prompt, parse_schema, select
@@ -64,6 +67,18 @@ class Schemas:
             )
         return self._composer.compose(schema, select(parsed, schema))
 
-    def lay_out_question(self, text: str, files: Sources, answer_tokens: int) -> LaidOut:
+    def lay_out_question(self, text: str, files: Sources, answer_tokens: int, system: str | None) -> LaidOut:
         """See `Engine.lay_out_question`."""
-        return self._questions.lay_out(text, self._reader.read(files), answer_tokens)
+        return self._questions.lay_out(text, self._reader.read(files), answer_tokens, _system(system))
+
+    def encodings_of_files(self, files: Sources, system: str | None) -> list[Encoding]:
+        """See `Engine.add`."""
+        return self._questions.encodings(self._reader.read(files), _system(system))
+
+    def source_of(self, text: str, answer: str, files: Sources, picked: Sequence[PickedParts]) -> Cited | None:
+        """See `Engine.source_of`."""
+        return self._questions.source(text, answer, self._reader.read(files), picked)
+
+
+def _system(text: str | None) -> str:
+    return DEFAULT_SYSTEM if text is None else text

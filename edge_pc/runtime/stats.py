@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_pc.backends.base import Logits
-from edge_pc.compose.laid_out import PickedParts
+from edge_pc.compose.laid_out import Cited, PickedParts
 
 StopReason = Literal["eos", "length", "stop", "cancelled"]
 
@@ -88,12 +88,14 @@ class Result:
         token_ids: as sampled, without the end-of-sequence token.
         stop: why it ended: an `eos` token, its `length`, a `stop` string, or because it was `cancelled`.
         stats: what it took.
+        source: where in the documents it is from, where that was asked for and is known.
     """
 
     text: str
     token_ids: tuple[int, ...]
     stop: StopReason
     stats: Stats
+    source: Cited | None = None
 
 
 @dataclass(frozen=True, slots=True)
