@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # How much less urgent than what people wait for.
 _NICE = 10
 
+# How long to wait for changes before looking whether Ctrl-C was pressed.
+_POLL_MS = 500
+
 
 @click.command(cls=GroupedCommand)
 @click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=PATH)
@@ -78,10 +81,12 @@ def watch(folder: str, system: str | None, engine_options: EngineOptions, output
         if hasattr(os, "nice"):
             os.nice(_NICE)
         try:
-            _prepare_what_can_be(engine, folder, system, out)
-            out.note(f"{folder}: watching; Ctrl-C ends it")
-            for _ in changes(folder, raise_interrupt=True):
-                _prepare_what_can_be(engine, folder, system, out)
+            # Its first answer, maybe of no change, says that it watches: what changes from then on is not missed.
+            for number, changed in enumerate(changes(folder, yield_on_timeout=True, rust_timeout=_POLL_MS)):
+                if changed or number == 0:
+                    _prepare_what_can_be(engine, folder, system, out)
+                if number == 0:
+                    out.note(f"{folder}: watching; Ctrl-C ends it")
         except KeyboardInterrupt:
             out.note(f"{folder}: no longer watched")
 
