@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -26,14 +26,14 @@ from edge_pc.documents import Document
 ANSWER_TOKENS = 64
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--meetings", type=int, default=4, help="in each text")
     parser.add_argument("--rooms", type=int, nargs="*", default=[2048, 4096], help="tokens of prompt and answer")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     items = read_items(options.dataset)
     scores: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with Lab(options.model) as lab:

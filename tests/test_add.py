@@ -95,8 +95,8 @@ class TestSource:
     @pytest.mark.parametrize(
         ("question", "answer", "source"),
         [
-            ("Who is old?", "The cat.", Cited("one.txt", 1, 1)),
-            ("Who is it?", "A young dog.", Cited("two.txt", 1, 1)),
+            ("Who is old?", "The cat.", Cited("one.txt", 1, 1, "The cat is old.")),
+            ("Who is it?", "A young dog.", Cited("two.txt", 1, 1, "The dog is young.")),
             ("Zebra?", "Quagga!", None),
         ],
     )
@@ -114,7 +114,13 @@ class TestSource:
         result = engine.ask("Which owl sings?", documents, SHORT, cite=True)
         assert result.source is not None
         assert (result.source.file, result.stats.picked[0].parts) == ("long", (result.source.part,))
-        assert str(result.source) == f"long, part {result.source.part} of {result.source.of}"
+        assert str(result.source) == f"long, part {result.source.part} of {result.source.of}: An owl sings."
+
+    def test_a_quote_is_short(self, engine: Engine) -> None:
+        document = Document("d", "d", "An owl " + "sings and " * 19 + "sleeps.")
+        result = engine.ask("Which owl sleeps?", document, SHORT, cite=True)
+        assert result.source is not None
+        assert result.source.quote == "An owl " + "sings and " * 19 + "sle…"
 
     def test_only_what_was_picked_is_named(self, engine: Engine) -> None:
         from dataclasses import replace
@@ -130,9 +136,11 @@ class TestSource:
 
         words = ["ask", "Who is old?", *map(str, files), "--cite", "--max-tokens", "2", "--model", str(tiny_model)]
         assert main(words) == 0
-        assert "source: one.txt\n" in capsys.readouterr().err
+        assert "source: one.txt: The cat is old.\n" in capsys.readouterr().err
         assert main([*words, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["source"] == {"file": "one.txt", "part": 1, "of": 1}
+        assert json.loads(capsys.readouterr().out)["source"] == {
+            "file": "one.txt", "part": 1, "of": 1, "quote": "The cat is old."
+        }  # fmt: skip
 
 
 class TestWatch:

@@ -201,6 +201,13 @@ class TestFoldersAndPatterns:
         assert len(names(folder)) == 4
         assert caplog.messages[0].endswith("04.png: the file is not text, but a picture\n  and 35 more")
 
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+    def test_a_folder_that_cannot_be_read_is_named(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (folder / "sub").chmod(0)
+        assert names(folder) == ["a.txt", "b.md"]
+        (folder / "sub").chmod(0o700)
+        assert caplog.messages == [f"{folder}/sub: left out: the folder cannot be read: Permission denied"]
+
     def test_nothing_at_all(self, tmp_path: Path) -> None:
         (tmp_path / "pictures").mkdir()
         with pytest.raises(OptionError, match="pictures: there are no files in this folder"):

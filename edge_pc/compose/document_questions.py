@@ -6,6 +6,7 @@ the documents. Nothing is kept free for those that are not picked.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,9 @@ LEAST_PARTS = 5
 # Of picked parts together. With twice as many tokens answers are no better, and take longer to begin
 # (benchmarks/long_inputs.py).
 PICKED_TOKENS = 2048
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
+_QUOTED_CHARACTERS = 200
 
 # Parts that are too long for what room is left, before no more are tried.
 _MISFITS = 8
@@ -120,7 +124,8 @@ class Questions:
         for index in order:
             part = parts[index]
             if scores[index] > 0 and (not picked or (part.document, part.number) in asked_about):
-                return Cited(part.document, part.number, sum(each.document == part.document for each in parts))
+                of = sum(each.document == part.document for each in parts)
+                return Cited(part.document, part.number, of, _quote(part, text, answer))
         return None
 
     def _schema(self, documents: Sequence[Document], system: str) -> tuple[Schema, tuple[str, ...]]:
@@ -166,6 +171,15 @@ class Questions:
 
     def _tokens(self, text: str) -> int:
         return len(self._model.tokenizer.encode(text))
+
+
+def _quote(part: Part, text: str, answer: str) -> str:
+    """The sentence, or line, of a part that has the most of the words of question and answer."""
+    _, *sentences = (" ".join(sentence.split()) for sentence in _SENTENCE_END.split(part.written.strip()))
+    sentences = [sentence for sentence in sentences if sentence]
+    ranking = Ranking(sentences)
+    best = sentences[int(np.argmax(ranking.scores(text) + ranking.scores(answer)))]
+    return best if len(best) <= _QUOTED_CHARACTERS else f"{best[:_QUOTED_CHARACTERS]}…"
 
 
 def _summary(parts: Sequence[Part], picked: Sequence[Part]) -> tuple[PickedParts, ...]:

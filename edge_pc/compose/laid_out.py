@@ -43,14 +43,22 @@ class PickedParts:
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """Where an answer is from: part `part` (1-based) `of` so many of a file, which has one if it is short."""
+    """Where an answer is from.
+
+    Attributes:
+        file: its name.
+        part, of: the number (1-based) of the part of it, and how many it has; one if it is short.
+        quote: the sentence there that is most like question and answer.
+    """
 
     file: str
     part: int
     of: int
+    quote: str
 
     def __str__(self) -> str:
-        return self.file if self.of == 1 else f"{self.file}, part {self.part} of {self.of}"
+        part = "" if self.of == 1 else f", part {self.part} of {self.of}"
+        return f"{self.file}{part}: {self.quote}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

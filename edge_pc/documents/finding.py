@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from edge_pc.errors import OptionError
+
+log = logging.getLogger("edge_pc")
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/+[^/\s]", re.I)
 _WINDOWS_DRIVE = re.compile(r"[a-z]:[/\\]", re.I)
@@ -32,7 +35,7 @@ def find_files(source: str | Path) -> tuple[list[Path], bool]:
         raise OptionError(
             f"{name}: this is a URL, and edge-pc uses no network", hint="save the page, and name its file"
         )
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         if path.is_dir():
             return _some(list(_below(path)), f"{name}: there are no files in this folder"), False
@@ -53,10 +56,14 @@ def _some(files: list[Path], otherwise: str) -> list[Path]:
 
 def _below(folder: Path) -> Iterator[Path]:
     """The files in a folder and in those below it, by name; links to folders are not followed."""
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_say_unreadable):
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".") and name not in _TOOLS and not Path(parent, name, _ENVIRONMENT).exists()
         )
         yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _say_unreadable(exc: OSError) -> None:
+    log.warning("%s: left out: the folder cannot be read: %s", exc.filename, exc.strerror)
