@@ -114,7 +114,10 @@ class TestSource:
         result = engine.ask("Which owl sings?", documents, SHORT, cite=True)
         assert result.source is not None
         assert (result.source.file, result.stats.picked[0].parts) == ("long", (result.source.part,))
-        assert str(result.source) == f"long, part {result.source.part} of {result.source.of}: An owl sings."
+        assert (
+            str(result.source)
+            == f"long, part {result.source.part} of {result.source.of}: An owl sings. {FILLER.strip()}"
+        )
 
     def test_a_quote_is_short(self, engine: Engine) -> None:
         document = Document("d", "d", "An owl " + "sings and " * 19 + "sleeps.")

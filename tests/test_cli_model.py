@@ -273,7 +273,7 @@ def test_documents_of_all_kinds_are_asked_about(run: Run, folder: Path, home: Pa
     paths = [module["path"] for module in answered(child)["stats"]["modules"]]
     assert paths == ["documents", "page.html", "old.txt", "notes.txt", "stdin"]
     assert "old.txt: the file is not UTF-8 (byte 3 is 0xe9); it is read as Windows-1252" in child.stderr
-    assert "docs: left out: \n  docs/picture.png: the file is not text, but a picture" in child.stderr
+    assert "docs: left out:\n  docs/picture.png: the file is not text, but a picture" in child.stderr
     kept = home / "states" / "texts"
     assert [path.read_bytes().partition(b"\n")[2] for path in kept.iterdir()] == [b"The **museum** opens."]
     again = run("ask", "Where?", "docs", "--json", "--strict", "--fidelity", "fast")

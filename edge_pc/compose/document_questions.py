@@ -41,7 +41,8 @@ LEAST_PARTS = 5
 PICKED_TOKENS = 2048
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
-_QUOTED_CHARACTERS = 200
+# In characters.
+_SHORT_QUOTE, _LONGEST_QUOTE = 40, 200
 
 # Parts that are too long for what room is left, before no more are tried.
 _MISFITS = 8
@@ -174,12 +175,14 @@ class Questions:
 
 
 def _quote(part: Part, text: str, answer: str) -> str:
-    """The sentence, or line, of a part that has the most of the words of question and answer."""
+    """The sentence, or line, of a part that is most like question and answer; a short one with those after it."""
     _, *sentences = (" ".join(sentence.split()) for sentence in _SENTENCE_END.split(part.written.strip()))
     sentences = [sentence for sentence in sentences if sentence]
     ranking = Ranking(sentences)
-    best = sentences[int(np.argmax(ranking.scores(text) + ranking.scores(answer)))]
-    return best if len(best) <= _QUOTED_CHARACTERS else f"{best[:_QUOTED_CHARACTERS]}…"
+    best, *following = sentences[int(np.argmax(ranking.scores(text) + ranking.scores(answer))) :]
+    while len(best) < _SHORT_QUOTE and following:
+        best += f" {following.pop(0)}"
+    return best if len(best) <= _LONGEST_QUOTE else f"{best[:_LONGEST_QUOTE]}…"
 
 
 def _summary(parts: Sequence[Part], picked: Sequence[Part]) -> tuple[PickedParts, ...]:

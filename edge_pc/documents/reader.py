@@ -47,6 +47,7 @@ class DocumentReader:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._texts: OrderedDict[Path, tuple[str, str]] = OrderedDict()
+        self._said: dict[str, str] = {}  # of each folder or pattern: the last warning, given once
 
     def read(self, sources: Sources) -> list[Document]:
         """The documents that `sources` mean, in their order, each file once.
@@ -103,7 +104,10 @@ class DocumentReader:
         more = f"\n  and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
         if not some:
             raise OptionError(f"{source}: no file has text:{shown}{more}")
-        log.warning("%s: left out: %s%s", source, shown, more)
+        message = f"{source}: left out:{shown}{more}"
+        if message != self._said.get(str(source)):
+            self._said[str(source)] = message
+            log.warning("%s", message)
 
     def _document(self, path: Path) -> Document:
         text = self._text(path)
