@@ -20,7 +20,7 @@ from benchmarks.lab import Lab, Ready
 from benchmarks.metrics import rouge_l
 from edge_pc.compose.composer import Composer
 from edge_pc.compose.document_questions import Questions
-from edge_pc.compose.documents import DEFAULT_SYSTEM, documents_schema, question
+from edge_pc.compose.documents import documents_schema, question
 from edge_pc.documents import Document
 
 ANSWER_TOKENS = 64
@@ -55,7 +55,7 @@ def ways(lab: Lab, item: Item, meetings: list[Item], rooms: list[int]) -> Iterat
     for room in rooms:
         document = Document("meetings.txt", "meetings.txt", text)
         answer = lab.spec.max_positions - room + ANSWER_TOKENS
-        prompt = Questions(lab.backend, composer).lay_out(item.question, [document], answer, DEFAULT_SYSTEM)
+        prompt = Questions(lab.backend, composer).lay_out(item.question, [document], answer)
         yield f"picked, {room}", lab.cached(prompt, "balanced")
         for way, beginning in (("first", first_tokens(lab, text, room - 2 * ANSWER_TOKENS)), ("alone", written(item))):
             if way == "first" or room == max(rooms):

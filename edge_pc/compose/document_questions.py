@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.documents import (
+    DEFAULT_SYSTEM,
     PICKED_CHARACTERS,
     Part,
     cut_at_paragraphs,
@@ -63,7 +64,9 @@ class Questions:
         self._part_size = min(PICKED_CHARACTERS, model.spec.max_positions // LEAST_PARTS)
         self._ranked = lru_cache(1)(self._rank)  # of the documents asked about last
 
-    def lay_out(self, text: str, documents: Sequence[Document], answer_tokens: int, system: str) -> LaidOut:
+    def lay_out(
+        self, text: str, documents: Sequence[Document], answer_tokens: int, system: str = DEFAULT_SYSTEM
+    ) -> LaidOut:
         """A question's prompt.
 
         Args:
@@ -88,7 +91,7 @@ class Questions:
         laid_out = self._compose(parts_schema(picked, chat=self._chat, system=system), text)
         return replace(laid_out, picked=_summary(parts, picked))
 
-    def encodings(self, documents: Sequence[Document], system: str) -> list[Encoding]:
+    def encodings(self, documents: Sequence[Document], system: str = DEFAULT_SYSTEM) -> list[Encoding]:
         """All that questions about any of the documents, in any order, have of them in common.
 
         Of each document that fits: it alone, as full prefill has it, and after others. Where not all fit together: the
