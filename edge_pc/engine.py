@@ -238,7 +238,7 @@ class Engine:
         Args:
             files: a file (text, PDF, DOCX, HTML), a folder, a pattern such as `notes/*.md`, a `Document` (text that is
                 in no file), or several of these.
-            system: tells the model what to do with the documents; None: to answer from them.
+            system: tells the model what to do with the documents; None: `DEFAULT_SYSTEM`.
             cite: find out which part of which file the answer is from: `result.source`.
 
         Raises:

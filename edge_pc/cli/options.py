@@ -18,7 +18,15 @@ from edge_pc.backends import BACKENDS, DEFAULT_BACKEND
 from edge_pc.checks import THREADS
 from edge_pc.cli.values import PATH, TEXT, number
 from edge_pc.cli.variables import PREFIX, warn_of_unknown_variables
-from edge_pc.compose.choices import DEFAULT_ENCODING, DEFAULT_TAIL, ENCODING_RULES, TAILS, EncodingRule, Tail
+from edge_pc.compose.choices import (
+    DEFAULT_ENCODING,
+    DEFAULT_SYSTEM,
+    DEFAULT_TAIL,
+    ENCODING_RULES,
+    TAILS,
+    EncodingRule,
+    Tail,
+)
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
@@ -302,7 +310,7 @@ system_option = option(
     "--system",
     type=TEXT,
     metavar="TEXT",
-    help="Tell the model what to do with the documents, in place of: answer from them.",
+    help=f"Tell the model what to do with the documents.  [default: {DEFAULT_SYSTEM}]",
 )
 
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_pc.compose.choices import DEFAULT_SYSTEM
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.documents import (
-    DEFAULT_SYSTEM,
     PICKED_CHARACTERS,
     Part,
     cut_at_paragraphs,

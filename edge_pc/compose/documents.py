@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edge_pc.compose.choices import DEFAULT_SYSTEM
 from edge_pc.documents import Document
 from edge_pc.errors import OptionError
 from edge_pc.pml.model import NOWHERE, FreeText, Module, Node, Schema, Selection, Text, Turn
@@ -28,9 +29,6 @@ MAX_PARTS = 32
 
 # Of parts that are picked: short enough that many fit, long enough that each says what it is about.
 PICKED_CHARACTERS = 1500
-
-# Tells the model what to do; stands before the documents.
-DEFAULT_SYSTEM = "Answer the question using the documents below."
 
 _BOUNDARIES = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))
 # After a cut.

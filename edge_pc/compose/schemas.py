@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_pc.compose.choices import DEFAULT_SYSTEM
 from edge_pc.compose.composer import Composer, TextModel
 from edge_pc.compose.document_questions import Questions
-from edge_pc.compose.documents import DEFAULT_SYSTEM
 from edge_pc.compose.encodings import Encoding
 from edge_pc.compose.laid_out import Cited, LaidOut, PickedParts
 from edge_pc.compose.schema_layout import SchemaLayout
