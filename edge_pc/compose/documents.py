@@ -114,12 +114,20 @@ def question(text: str, modules: Sequence[str], *, chat: bool) -> Selection:
     Raises:
         OptionError: the question is empty.
     """
+    return Selection(tuple(modules), free_text=(question_text(text, chat=chat),), at=NOWHERE)
+
+
+def question_text(text: str, *, chat: bool) -> FreeText:
+    """A question as a turn of the user, or in plain text.
+
+    Raises:
+        OptionError: it is empty.
+    """
     if not text.strip():
         raise OptionError("the question is empty")
-    free_text = FreeText(text.strip(), "user", NOWHERE)
-    if not chat:
-        free_text = FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, NOWHERE)
-    return Selection(tuple(modules), free_text=(free_text,), at=NOWHERE)
+    if chat:
+        return FreeText(text.strip(), "user", NOWHERE)
+    return FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, NOWHERE)
 
 
 def cut_at_paragraphs(text: str, size: int = PART_CHARACTERS) -> list[str]:
