@@ -83,7 +83,7 @@ class Engine:
         self._model = str(model)
         self._schemas = Schemas(self.backend, self.composer)
         self._lifetime = Lifetime()
-        self._answering = Answering(self.backend, self.encoder, self.store, self._lifetime)
+        self._answering = Answering(self.backend, self.encoder, self.store, self._lifetime, self._model)
 
     def __enter__(self) -> Engine:
         return self
@@ -262,7 +262,19 @@ class Engine:
         """
         self._lifetime.require_open()
         opening = self._schemas.opening(prompt, system, files)
-        return self._lifetime.keep(Session(self._answering, opening, serving))
+        return self._lifetime.keep(Session.begin(self._answering, opening, serving))
+
+    def resume(self, name: str) -> Session:
+        """Go on with a conversation that was saved (`Session.save`): its cells are mapped from the store, those that
+        are missing are computed again with its next turn, with a warning.
+
+        Raises:
+            OptionError: there is none of this name.
+            StoreError: its file is damaged.
+            ModelError: it was saved with another model.
+        """
+        self._lifetime.require_open()
+        return self._lifetime.keep(Session.resume(self._answering, self.store.sessions.read(name)))
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
         """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.

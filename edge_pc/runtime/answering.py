@@ -35,18 +35,22 @@ class Answering:
         encoder: gets states.
         store: checks files while answers are made.
         lifetime: of the engine.
+        model: the model's name, for people.
 
     Attributes:
-        backend, encoder, store, lifetime: as given.
+        backend, encoder, store, lifetime, model: as given.
         selections: those that prompts made lately.
         refining: work that the next prompt ends.
     """
 
-    def __init__(self, backend: Backend[Any], encoder: Encoder, store: StateStore, lifetime: Lifetime) -> None:
+    def __init__(
+        self, backend: Backend[Any], encoder: Encoder, store: StateStore, lifetime: Lifetime, model: str
+    ) -> None:
         self.backend = backend
         self.encoder = encoder
         self.store = store
         self.lifetime = lifetime
+        self.model = model
         self.selections = Selections()
         self.refining = Watch()
 

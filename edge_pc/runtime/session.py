@@ -7,6 +7,7 @@ around the question, and the answer as the model chose it. Invariant: what a ses
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -14,21 +15,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+import numpy as np
+
 from edge_pc.backends.base import OnTokens
 from edge_pc.compose.schemas import CONVERSATION, Opening
-from edge_pc.errors import EngineError, OptionError
-from edge_pc.pml.model import Role
+from edge_pc.errors import EngineError, ModelError, OptionError, StatesError
+from edge_pc.pml.model import ROLES, Role
 from edge_pc.progress import OnProgress, Progress
 from edge_pc.runtime.answer import Answer
 from edge_pc.runtime.answering import Answering, exhaust
 from edge_pc.runtime.decoding import Live
 from edge_pc.runtime.exchanges import Exchange, Manner, State, with_room_for
 from edge_pc.runtime.live_cells import LiveCells, Parts, Tokens
+from edge_pc.runtime.pieces import Piece, Pieces, still_valid
 from edge_pc.runtime.sampling import Sampling
-from edge_pc.runtime.serving import Serving
+from edge_pc.runtime.serving import DEFAULT_FIDELITY, FIDELITIES, Serving
 from edge_pc.runtime.stats import PrefillStats, Result, Started
 from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
+from edge_pc.store import SavedSession
+
+log = logging.getLogger("edge_pc")
 
 
 class Session:
@@ -40,21 +47,48 @@ class Session:
 
     Args:
         answering: computes in the opened model.
-        opening: what stands before the first question.
+        manner: how turns are written.
         serving: of the first turn, as of a prompt: cells that are computed again are chosen for the first question.
             Later turns see the cells as they are.
+        opening: what stands before the first question; None: that has been asked.
     """
 
-    def __init__(self, answering: Answering, opening: Opening, serving: Serving) -> None:
+    def __init__(self, answering: Answering, manner: Manner, serving: Serving, opening: Opening | None) -> None:
         self._answering = answering
-        self._opening = opening
+        self._manner = manner
         self._serving = serving
-        self._manner = Manner(answering.backend, opening.roles, chat=opening.chat)
+        self._opening = opening
         self._cells = LiveCells(answering.backend, exact=serving.fidelity == "full")
+        self._pieces = Pieces(answering.backend, answering.store, answering.model)
+        self._saved: list[Piece] = []
         self._state = State()
         self._working = threading.Lock()
         self._closed = False
         self._stream: weakref.ref[Stream] | None = None
+
+    @classmethod
+    def begin(cls, answering: Answering, opening: Opening, serving: Serving) -> Session:
+        """See `Engine.session`."""
+        return cls(answering, Manner(answering.backend, opening.roles, chat=opening.chat), serving, opening)
+
+    @classmethod
+    def resume(cls, answering: Answering, saved: SavedSession) -> Session:
+        """See `Engine.resume`."""
+        if saved.fingerprint != answering.backend.spec.fingerprint:
+            raise ModelError(
+                f"the session {saved.name!r} was saved with another model, {saved.model}, or with another backend",
+                hint="open it with the model and the backend that it was saved with",
+            )
+        fidelity = next((level for level in FIDELITIES if level == saved.fidelity), DEFAULT_FIDELITY)
+        roles = [role for name in saved.roles for role in ROLES if role == name]
+        session = cls(answering, Manner(answering.backend, roles, chat=saved.chat), Serving(fidelity=fidelity), None)
+        tokens = Tokens(np.array(saved.token_ids, dtype=np.int32), np.array(saved.position_ids, dtype=np.int32))
+        session._state = State(tokens, tuple(Exchange(*exchange) for exchange in saved.exchanges))
+        start = 0
+        for key, count in saved.pieces:
+            session._saved.append(Piece(key, tokens.first(start + count).after(start)))
+            start += count
+        return session
 
     def __enter__(self) -> Session:
         return self
@@ -91,7 +125,7 @@ class Session:
             progress: called as tokens are computed.
         """
         with self._answering.lifetime.work(Watch(progress)) as watch:
-            if self._serving.use_cache and not self.tokens:
+            if self._opening and self._serving.use_cache and not self.tokens:
                 self._answering.encoder.obtain(self._opening.encodings(), watch.report)
 
     def ask(self, text: str, sampling: Sampling = Sampling(), progress: OnProgress | None = None) -> Result:
@@ -127,14 +161,59 @@ class Session:
         """
         with self._alone():
             submitted = self._answering.submit()
-            begin = self._begin_later if self.tokens else self._begin_first
-            asked, started = begin(text.strip(), answer, watch, submitted)
+            if self._opening and not self.tokens:
+                asked, started = self._begin_first(self._opening, text.strip(), answer, watch, submitted)
+            else:
+                asked, started = self._begin_later(text.strip(), answer, watch, submitted)
             try:
                 yield Live(self._cells.context(0), started, answer)
             except (Cancelled, GeneratorExit, KeyboardInterrupt):
                 self._end(asked, answer)
                 raise
             self._end(asked, answer)
+
+    def save(self, name: str) -> None:
+        """Keep the conversation under a name, in place of another one: `Engine.resume` goes on with it.
+
+        Its cells are kept in the store, and a later save adds only those that are new. They are the cells as they are:
+        with `kv_storage="float16"` they lose a little precision.
+
+        Raises:
+            OptionError: the name cannot be used, or no question was asked yet.
+            StoreError: it cannot be written.
+            EngineError: a turn is under way, or the session is closed.
+        """
+        with self._alone():
+            store = self._answering.store
+            store.sessions.path(name)
+            if not self.tokens:
+                raise OptionError("there is nothing to save: no question was asked yet", hint="ask one first")
+            self._store_cells(name)
+            state, spec = self._state, self._answering.backend.spec
+            saved = SavedSession(
+                name=name,
+                model=self._answering.model,
+                fingerprint=spec.fingerprint,
+                fidelity=self._serving.fidelity,
+                chat=self._manner.chat,
+                roles=self._manner.roles,
+                token_ids=self.token_ids,
+                position_ids=tuple(state.tokens.position_ids.tolist()),
+                exchanges=tuple((e.question, e.answer, e.start, e.text_start) for e in state.exchanges),
+                pieces=tuple((piece.key, len(piece.tokens)) for piece in self._saved),
+                saved=round(time.time(), 3),
+            )
+            store.save_session(saved)
+
+    def _store_cells(self, name: str) -> None:
+        cells = self._cells
+        cells.cut(cells.there.common(self._state.tokens))
+        known = still_valid(self._saved, cells.there if len(cells.there) else self._state.tokens)
+        try:
+            self._saved = self._pieces.save(name, cells, known)
+        except StatesError as exc:
+            log.warning("%s; the conversation is saved without them", exc.message)
+            self._saved = known
 
     def undo(self) -> str:
         """Drop the last question and its answer; returns the question.
@@ -147,8 +226,10 @@ class Session:
             if not self._state.exchanges:
                 raise OptionError("there is no question to undo", hint="ask one first")
             *before, last = self._state.exchanges
-            # Cells of the opening were chosen for the first question; another one chooses its own.
-            count = last.start if before else 0
+            count = last.start
+            if not before:
+                # Cells of the opening were chosen for the first question; another one chooses its own, if it can.
+                count, self._saved = (0, []) if self._opening else (last.text_start, self._saved)
             self._state = State(self._state.tokens.first(count), tuple(before))
             self._cells.cut(count)
             return last.question
@@ -160,8 +241,8 @@ class Session:
             EngineError: a turn is under way, or the session is closed.
         """
         with self._alone():
-            forked = Session(self._answering, self._opening, self._serving)
-            forked._state, forked._cells = self._state, self._cells.fork()
+            forked = Session(self._answering, self._manner, self._serving, self._opening)
+            forked._state, forked._cells, forked._saved = self._state, self._cells.fork(), list(self._saved)
         return self._answering.lifetime.keep(forked)
 
     def close(self) -> None:
@@ -203,9 +284,11 @@ class Session:
         finally:
             self._working.release()
 
-    def _begin_first(self, text: str, answer: Answer, watch: Watch, submitted: float) -> tuple[State, Started]:
+    def _begin_first(
+        self, opening: Opening, text: str, answer: Answer, watch: Watch, submitted: float
+    ) -> tuple[State, Started]:
         """Ask the first question: the state then, its exchange without an answer; and the prefilled prompt."""
-        prompt = self._opening.ask(text)
+        prompt = opening.ask(text)
         self._answering.make_room(prompt, answer)
         context = self._cells.empty_context(prompt.tokens + answer.max_tokens)
         started = self._answering.prefill(context, prompt, submitted, self._serving, watch)
@@ -221,7 +304,7 @@ class Session:
         tokens = asked.tokens
         answer.max_tokens = answer.sampling.answer_room(most - tokens.end)
         parsed = time.perf_counter()
-        parts = Parts(tuple, self._moved_by(asked, dropped))
+        parts = Parts(lambda: self._pieces.spans(still_valid(self._saved, tokens)), self._moved_by(asked, dropped))
         prefilled = self._cells.go_on(tokens, len(tokens) + answer.max_tokens, parts, _reporting(watch, len(tokens)))
         stats = PrefillStats(
             prompt_tokens=len(tokens),
