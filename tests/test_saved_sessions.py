@@ -18,7 +18,7 @@ import pytest
 
 from edge_pc import Engine, ModelError, OptionError, Sampling, Serving, StoreError
 from edge_pc.backends.base import Plan
-from edge_pc.store import SESSIONS
+from edge_pc.system.home import SESSIONS
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
 SHORT = Sampling(max_tokens=12)
@@ -41,7 +41,7 @@ def engine(arguments: dict[str, Any]) -> Iterator[Engine]:
 
 
 def cells_of(engine: Engine) -> list[tuple[str, int, Path]]:
-    """(key, tokens, file) of each piece."""
+    """(key, tokens, file) of each stretch."""
     entries = [entry for entry in engine.store.entries() if entry.schema == SESSIONS]
     return [(entry.key, entry.tokens, entry.path) for entry in entries]
 
@@ -104,12 +104,12 @@ def test_a_later_save_adds_only_what_is_new(arguments: dict[str, Any], engine: E
     assert tuple(in_a_new_process(arguments, "And?")["answer"]) == wanted
 
 
-@pytest.mark.parametrize("piece_tokens", [16, 100])
-def test_in_pieces(engine: Engine, monkeypatch: pytest.MonkeyPatch, piece_tokens: int) -> None:
-    monkeypatch.setattr("edge_pc.runtime.pieces.PIECE_TOKENS", piece_tokens)
+@pytest.mark.parametrize("stretch_tokens", [16, 100])
+def test_in_stretches(engine: Engine, monkeypatch: pytest.MonkeyPatch, stretch_tokens: int) -> None:
+    monkeypatch.setattr("edge_pc.runtime.saved_cells.STRETCH_TOKENS", stretch_tokens)
     with asked(engine) as session:
         session.save("s")
-        assert max(tokens for _, tokens, _ in cells_of(engine)) == piece_tokens
+        assert max(tokens for _, tokens, _ in cells_of(engine)) == stretch_tokens
         session.undo()
         session.ask("Another one?", SHORT)
         session.save("s")
@@ -122,10 +122,10 @@ def test_in_pieces(engine: Engine, monkeypatch: pytest.MonkeyPatch, piece_tokens
 
 class TestDamage:
     @pytest.mark.parametrize("what", ["missing", "cut short", "overwritten"])
-    def test_of_a_piece(
+    def test_of_a_stretch(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
     ) -> None:
-        monkeypatch.setattr("edge_pc.runtime.pieces.PIECE_TOKENS", 100)
+        monkeypatch.setattr("edge_pc.runtime.saved_cells.STRETCH_TOKENS", 100)
         with asked(engine) as session:
             session.save("s")
             wanted = session.ask("And?", SHORT)

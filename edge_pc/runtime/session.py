@@ -27,8 +27,8 @@ from edge_pc.runtime.answering import Answering, exhaust
 from edge_pc.runtime.decoding import Live
 from edge_pc.runtime.exchanges import Exchange, Manner, State, with_room_for
 from edge_pc.runtime.live_cells import LiveCells, Parts, Tokens
-from edge_pc.runtime.pieces import Piece, Pieces, still_valid
 from edge_pc.runtime.sampling import Sampling
+from edge_pc.runtime.saved_cells import Stretch, Stretches, still_valid
 from edge_pc.runtime.serving import DEFAULT_FIDELITY, FIDELITIES, Serving
 from edge_pc.runtime.stats import PrefillStats, Result, Started
 from edge_pc.runtime.stream import Stream
@@ -59,8 +59,8 @@ class Session:
         self._serving = serving
         self._opening = opening
         self._cells = LiveCells(answering.backend, exact=serving.fidelity == "full")
-        self._pieces = Pieces(answering.backend, answering.store, answering.model)
-        self._saved: list[Piece] = []
+        self._stretches = Stretches(answering.backend, answering.store, answering.model)
+        self._saved: list[Stretch] = []
         self._state = State()
         self._working = threading.Lock()
         self._closed = False
@@ -85,8 +85,8 @@ class Session:
         tokens = Tokens(np.array(saved.token_ids, dtype=np.int32), np.array(saved.position_ids, dtype=np.int32))
         session._state = State(tokens, tuple(Exchange(*exchange) for exchange in saved.exchanges))
         start = 0
-        for key, count in saved.pieces:
-            session._saved.append(Piece(key, tokens.first(start + count).after(start)))
+        for key, count in saved.stretches:
+            session._saved.append(Stretch(key, tokens.first(start + count).after(start)))
             start += count
         return session
 
@@ -200,7 +200,7 @@ class Session:
                 token_ids=self.token_ids,
                 position_ids=tuple(state.tokens.position_ids.tolist()),
                 exchanges=tuple((e.question, e.answer, e.start, e.text_start) for e in state.exchanges),
-                pieces=tuple((piece.key, len(piece.tokens)) for piece in self._saved),
+                stretches=tuple((stretch.key, len(stretch.tokens)) for stretch in self._saved),
                 saved=round(time.time(), 3),
             )
             store.save_session(saved)
@@ -210,7 +210,7 @@ class Session:
         cells.cut(cells.there.common(self._state.tokens))
         known = still_valid(self._saved, cells.there if len(cells.there) else self._state.tokens)
         try:
-            self._saved = self._pieces.save(name, cells, known)
+            self._saved = self._stretches.save(name, cells, known)
         except StatesError as exc:
             log.warning("%s; the conversation is saved without them", exc.message)
             self._saved = known
@@ -304,7 +304,7 @@ class Session:
         tokens = asked.tokens
         answer.max_tokens = answer.sampling.answer_room(most - tokens.end)
         parsed = time.perf_counter()
-        parts = Parts(lambda: self._pieces.spans(still_valid(self._saved, tokens)), self._moved_by(asked, dropped))
+        parts = Parts(lambda: self._stretches.spans(still_valid(self._saved, tokens)), self._moved_by(asked, dropped))
         prefilled = self._cells.go_on(tokens, len(tokens) + answer.max_tokens, parts, _reporting(watch, len(tokens)))
         stats = PrefillStats(
             prompt_tokens=len(tokens),

@@ -8,12 +8,11 @@ from edge_pc.store.format import array_checksum, file_bytes
 from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
-from edge_pc.store.saved import SESSIONS, SavedSession
+from edge_pc.store.saved import SavedSession
 from edge_pc.store.store import StateStore
 
 __all__ = [
     "EVICTION_POLICIES",
-    "SESSIONS",
     "EntryInfo",
     "Miss",
     "Removed",

@@ -23,11 +23,9 @@ from edge_pc.models.positions import MAX_POSITIONS
 from edge_pc.store.faults import cannot_write
 from edge_pc.store.format import MAX_TIME, is_key
 from edge_pc.system.files import make_private_folder, replacing_file
+from edge_pc.system.home import SESSIONS
 
 FORMAT = 1
-
-# The folder, and the schema's name that entries with cells of conversations have.
-SESSIONS = "sessions"
 
 _SUFFIX = ".json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -45,7 +43,7 @@ _FIELDS = {
     "token_ids": Field(list, 0, MAX_POSITIONS, items=int),
     "position_ids": Field(list, 0, MAX_POSITIONS, items=int),
     "exchanges": Field(list),
-    "pieces": Field(list),
+    "stretches": Field(list),
     "saved": Field(float, 0, MAX_TIME),
 }
 
@@ -63,7 +61,7 @@ class SavedSession:
         roles: of the turns before the first question.
         token_ids, position_ids: of all of it.
         exchanges: question, answer, and the numbers of tokens before the turn and before the question's text, of each.
-        pieces: store key and number of cells of each stored piece, from the first cell on.
+        stretches: store key and number of cells of each stored stretch, from the first cell on.
         saved: seconds since 1970, UTC.
     """
 
@@ -76,7 +74,7 @@ class SavedSession:
     token_ids: tuple[int, ...]
     position_ids: tuple[int, ...]
     exchanges: tuple[tuple[str, str, int, int], ...]
-    pieces: tuple[tuple[str, int], ...]
+    stretches: tuple[tuple[str, int], ...]
     saved: float
 
     @property
@@ -87,7 +85,7 @@ class SavedSession:
     @property
     def keys(self) -> frozenset[str]:
         """Of the entries that it needs."""
-        return frozenset(key for key, _ in self.pieces)
+        return frozenset(key for key, _ in self.stretches)
 
 
 class SavedSessions:
@@ -171,7 +169,7 @@ def _checked(data: dict[str, Any], path: Path) -> SavedSession:
     if data.get("checksum") != _checksum(fields):
         raise ModelError(f"{path}: its checksum is not that of its content")
     del fields["format"]
-    for name in ("exchanges", "pieces"):  # the checksum says that we wrote them; this is for files made by others
+    for name in ("exchanges", "stretches"):  # the checksum says that we wrote them; this is for files made by others
         rows, kinds = fields[name], (str, str, int, int) if name == "exchanges" else (str, int)
         if not all(isinstance(row, list) and [type(value) for value in row] == list(kinds) for row in rows):
             raise ModelError(f"{path}: {name} are not rows of {', '.join(kind.__name__ for kind in kinds)}")
@@ -192,8 +190,8 @@ def _check_numbers(session: SavedSession, path: Path) -> None:
         or not all(before < after for before, after in pairs)
         or starts != sorted(starts)
         or not all(0 <= start <= count for start in starts)
-        or not all(is_key(key) and tokens > 0 for key, tokens in session.pieces)
-        or sum(tokens for _, tokens in session.pieces) > count
+        or not all(is_key(key) and tokens > 0 for key, tokens in session.stretches)
+        or sum(tokens for _, tokens in session.stretches) > count
     ):
         raise ModelError(f"{path}: its numbers do not fit together")
 

@@ -36,8 +36,9 @@ from edge_pc.store.info import EntryInfo, Totals
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
-from edge_pc.store.saved import SESSIONS, SavedSession, SavedSessions
+from edge_pc.store.saved import SavedSession, SavedSessions
 from edge_pc.store.verify import Finding, verify_store
+from edge_pc.system.home import SESSIONS
 from edge_pc.system.identity import identity_of
 
 # Of the lock on writing; no key looks like this.
