@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edge_pc.runtime.encoder import EncodeReport
     from edge_pc.runtime.sampling import Sampling
     from edge_pc.runtime.serving import Serving
+    from edge_pc.runtime.session import Session
     from edge_pc.runtime.stats import Result, Stats
     from edge_pc.runtime.stream import Stream
 
@@ -50,6 +51,7 @@ _HOMES = {
     "Sampling": "runtime.sampling",
     "Schema": "pml",
     "Serving": "runtime.serving",
+    "Session": "runtime.session",
     "Stats": "runtime.stats",
     "Stream": "runtime.stream",
 }
@@ -72,6 +74,7 @@ __all__ = [
     "Sampling",
     "Schema",
     "Serving",
+    "Session",
     "StatesError",
     "Stats",
     "StoreError",

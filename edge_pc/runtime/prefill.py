@@ -98,6 +98,7 @@ def prefill_cached(
         forward_ms=prefilled.forward_ms,
         modules=_module_stats(prompt, served, obtained),
         picked=prompt.picked,
+        dropped_turns=0,
     )
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
@@ -152,6 +153,7 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
         forward_ms=prefilled.forward_ms,
         modules=tuple(ModuleStats(name, tokens, False, True, reason) for name, _, tokens in _parts(prompt)),
         picked=prompt.picked,
+        dropped_turns=0,
     )
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 

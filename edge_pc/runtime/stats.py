@@ -45,8 +45,9 @@ class PrefillStats:
         assembly_ms: looking states up and placing them.
         choose_ms: finding out which cached tokens matter for the prompt.
         forward_ms: computing the prompt's own tokens, and cached ones again.
-        modules: each module's part.
+        modules: each module's part; of later turns of a conversation, none.
         picked: which parts of files the prompt is about; empty where it is about all that was given.
+        dropped_turns: questions of a conversation that were dropped with their answers, because this one had no room.
     """
 
     prompt_tokens: int
@@ -59,9 +60,10 @@ class PrefillStats:
     forward_ms: float
     modules: tuple[ModuleStats, ...]
     picked: tuple[PickedParts, ...]
+    dropped_turns: int
 
 
-NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, (), ())
+NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, (), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
