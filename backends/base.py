@@ -136,6 +136,9 @@ class Prefill:
     forward_ms: float
 
 
+ContextT = TypeVar("ContextT", bound="Context")
+
+
 class Context(Protocol):
     """One live prompt. Not shared between threads; `close` returns its memory to the backend."""
 
@@ -150,6 +153,8 @@ class Context(Protocol):
 
     def append(self, plan: Plan, on_tokens: OnTokens | None = None) -> Prefill:
         """Add the plan's cells to those that are there, and compute its run; all its positions lie after theirs.
+
+        Those that were there stay as they were, also where `on_tokens` ends the work: `truncate` drops what it left.
 
         Raises:
             StatesError: as `prefill`.
@@ -187,12 +192,34 @@ class Context(Protocol):
         """
         ...
 
+    def read(self, position_ids: IntArray) -> NDArray[Any]:
+        """The KV states of cells that are there, as `encode` gives them.
+
+        Args:
+            position_ids: int32, of the cells, ascending.
+
+        Returns:
+            A new array of shape `layout.array_shape(position_ids)`, padding zero.
+
+        Raises:
+            StatesError: a cell is not there.
+        """
+        ...
+
+    def fork(self: ContextT, capacity: int) -> ContextT:
+        """A second context with the same cells, none of them computed again; from then on each goes its own way.
+
+        Args:
+            capacity: of the new one; at least the cells that are there.
+
+        Raises:
+            StatesError: the cells have been lost.
+        """
+        ...
+
     def close(self) -> None:
         """Drop all cells and give the memory back. The context must not be used afterwards."""
         ...
-
-
-ContextT = TypeVar("ContextT", bound=Context)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

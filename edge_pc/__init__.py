@@ -29,18 +29,21 @@ from edge_pc.errors import (
 )
 
 if TYPE_CHECKING:
+    from edge_pc.documents import Document
     from edge_pc.engine import Engine
     from edge_pc.pml import Prompt, Schema
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.encoder import EncodeReport
     from edge_pc.runtime.sampling import Sampling
     from edge_pc.runtime.serving import Serving
+    from edge_pc.runtime.session import Session
     from edge_pc.runtime.stats import Result, Stats
     from edge_pc.runtime.stream import Stream
 
 # Where a public name is defined whose module is not loaded yet.
 _HOMES = {
     "Comparison": "runtime.compare",
+    "Document": "documents",
     "EncodeReport": "runtime.encoder",
     "Engine": "engine",
     "Prompt": "pml",
@@ -48,6 +51,7 @@ _HOMES = {
     "Sampling": "runtime.sampling",
     "Schema": "pml",
     "Serving": "runtime.serving",
+    "Session": "runtime.session",
     "Stats": "runtime.stats",
     "Stream": "runtime.stream",
 }
@@ -56,6 +60,7 @@ __all__ = [
     "CacheMissError",
     "Comparison",
     "ContextLengthError",
+    "Document",
     "EdgePCError",
     "EncodeReport",
     "Engine",
@@ -69,6 +74,7 @@ __all__ = [
     "Sampling",
     "Schema",
     "Serving",
+    "Session",
     "StatesError",
     "Stats",
     "StoreError",

@@ -5,9 +5,9 @@ PML text → Selection → LaidOut → Plan (cached spans, computed run) → Con
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,26 +17,30 @@ from typing import Any
 from edge_pc.backends import DEFAULT_BACKEND, entry, open_backend
 from edge_pc.compose import choices
 from edge_pc.compose.composer import ComposeOptions, Composer
-from edge_pc.compose.laid_out import LaidOut, check_length
+from edge_pc.compose.laid_out import Cited, LaidOut, check_length
 from edge_pc.compose.schema_layout import SchemaLayout
-from edge_pc.compose.schemas import Files, Schemas, SchemaSource, read_schema
+from edge_pc.compose.schemas import Schemas, SchemaSource, read_schema
+from edge_pc.documents import DocumentReader, Sources
+from edge_pc.documents.kept import KeptTexts
 from edge_pc.models import registry
 from edge_pc.pml import Prompt
 from edge_pc.progress import OnProgress
-from edge_pc.runtime.answer import Answer
+from edge_pc.runtime.answering import Answering, exhaust
 from edge_pc.runtime.compare import Comparison, compare_prefills
-from edge_pc.runtime.decoding import Live, decode
+from edge_pc.runtime.decoding import decode
 from edge_pc.runtime.encoder import Encoder, EncodeReport, EncodingSize
 from edge_pc.runtime.lifetime import Lifetime
-from edge_pc.runtime.prefill import prefill
 from edge_pc.runtime.sampling import Sampling
-from edge_pc.runtime.selections import Selections
 from edge_pc.runtime.serving import Serving
+from edge_pc.runtime.session import Session
 from edge_pc.runtime.stats import Result
 from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
 from edge_pc.store import StateStore
 from edge_pc.system.home import states_folder
+
+# Of the model's positions, what an answer of no given length is to have at least, where files have to be cut for it.
+ANSWER_SHARE = 16
 
 
 class Engine:
@@ -85,10 +89,9 @@ class Engine:
         self.composer = Composer(self.backend, self.backend.kv_layout.name, compose_options)
         self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
-        self._schemas = Schemas(self.backend, self.composer)
+        self._schemas = Schemas(self.backend, self.composer, DocumentReader(KeptTexts(self.store.path)))
         self._lifetime = Lifetime()
-        self._selections = Selections()
-        self._refining = Watch()
+        self._answering = Answering(self.backend, self.encoder, self.store, self._lifetime, self._model)
 
     def __enter__(self) -> Engine:
         return self
@@ -159,9 +162,9 @@ class Engine:
         reports: list[EncodeReport] = []
         refining = Watch(progress)
         with self._lifetime.work(refining):
-            self._refining = refining
+            self._answering.refining = refining
             with suppress(Cancelled):
-                selections = [self.lay_out(prompt) for prompt in prompts] or self._selections.used(uses)
+                selections = [self.lay_out(prompt) for prompt in prompts] or self._answering.selections.used(uses)
                 reports.extend(self.encoder.encode(prompt.exact, refining.report) for prompt in selections)
         return reports
 
@@ -185,7 +188,7 @@ class Engine:
             ContextLengthError: prompt and answer together are longer than the model's positions.
             CacheMissError: `serving` is strict, and something was not stored.
         """
-        return _exhaust(self.stream(prompt, sampling, serving, progress))
+        return exhaust(self.stream(prompt, sampling, serving, progress))
 
     def stream(
         self,
@@ -208,7 +211,8 @@ class Engine:
         with self._lifetime.work(Watch()) as watch, ExitStack() as contexts:
             live = []
             for prompt in prompts:
-                prefilled = self._prefilled(partial(self.lay_out, prompt), self._answer(sampling), serving, watch)
+                answer = self._answering.answer(sampling)
+                prefilled = self._answering.prefilled(partial(self.lay_out, prompt), answer, serving, watch)
                 live.append(contexts.enter_context(prefilled))
             for _ in decode(self.backend, live):
                 self.store.start_checks()
@@ -218,31 +222,106 @@ class Engine:
     def ask(
         self,
         question: str,
-        files: Files,
+        files: Sources,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
+        *,
+        system: str | None = None,
+        cite: bool = False,
     ) -> Result:
-        """Answer a question about text files; see `generate`. What was computed of the files is kept.
+        """Answer a question about documents; see `generate`. What was computed of them is kept.
+
+        Where the files are longer than the model's positions, the parts of them are used that are most like the
+        question; `result.stats.picked` says which.
 
         Args:
-            files: a path, or several.
+            files: a file (text, PDF, DOCX, HTML), a folder, a pattern such as `notes/*.md`, a `Document` (text that is
+                in no file), or several of these.
+            system: tells the model what to do with the documents; None: `DEFAULT_SYSTEM`.
+            cite: find out which part of which file the answer is from: `result.source`.
 
         Raises:
-            OptionError: a file cannot be read as UTF-8 text, or there is none.
+            OptionError: a file has no text or cannot be read, or there is none.
+            MissingDependencyError: what reads a file's format is not installed (extra `documents`).
+            ContextLengthError: not even a part of the files fits with the question and the answer.
         """
-        return _exhaust(self.stream_ask(question, files, sampling, serving, progress))
+        result = exhaust(self.stream_ask(question, files, sampling, serving, progress, system=system))
+        return replace(result, source=self.source_of(question, result, files)) if cite else result
 
     def stream_ask(
         self,
         question: str,
-        files: Files,
+        files: Sources,
         sampling: Sampling = Sampling(),
         serving: Serving = Serving(),
         progress: OnProgress | None = None,
+        *,
+        system: str | None = None,
     ) -> Stream:
         """As `ask`, piece by piece."""
-        return self._stream(lambda: self.lay_out_question(question, files), sampling, serving, progress)
+        lay_out = partial(self.lay_out_question, question, files, sampling.max_tokens, system)
+        return self._stream(lay_out, sampling, serving, progress)
+
+    def source_of(self, question: str, result: Result, files: Sources) -> Cited | None:
+        """The part of the files that an answer to a question about them is most likely from.
+
+        It has the most of the words of both; None: no part has any.
+        """
+        return self._schemas.source_of(question, result.text, files, result.stats.picked)
+
+    def adding_size(self, files: Sources, *, system: str | None = None) -> EncodingSize:
+        """What `add` would still compute and write."""
+        self._lifetime.require_open()
+        return self.encoder.size_of_missing(self._schemas.encodings_of_files(files, system))
+
+    def add(self, files: Sources, progress: OnProgress | None = None, *, system: str | None = None) -> EncodeReport:
+        """Prepare files, so that a question about any of them, in any order, computes only itself.
+
+        Args:
+            files, system: as of `ask`; whatever else the files are asked about with, `system` must be the same.
+
+        Raises:
+            OptionError, MissingDependencyError: as `ask`.
+        """
+        with self._lifetime.work(Watch(progress)) as watch:
+            return self.encoder.encode(self._schemas.encodings_of_files(files, system), watch.report)
+
+    def session(
+        self,
+        prompt: str | Prompt | None = None,
+        *,
+        system: str | None = None,
+        files: Sources = (),
+        serving: Serving = Serving(),
+    ) -> Session:
+        """Begin a conversation: each of its turns computes only its own tokens. See `Session`.
+
+        Args:
+            prompt: PML text or a parsed prompt, its schema loaded: modules and turns to begin with.
+            system: or a text that tells the model what to do.
+            files: or what the questions are about, as of `ask`.
+            serving: what is reused for the first turn, and how.
+
+        Raises:
+            PMLError, ContextLengthError: as `generate`.
+            OptionError: a file cannot be read as UTF-8 text, or there are several things to begin with.
+        """
+        self._lifetime.require_open()
+        opening = self._schemas.opening(prompt, system, files)
+        return self._lifetime.keep(Session.begin(self._answering, opening, serving))
+
+    def resume(self, name: str) -> Session:
+        """Go on with a conversation that was saved (`Session.save`): its cells are mapped from the store, those that
+        are missing are computed again with its next turn, with a warning.
+
+        Raises:
+            OptionError: there is none of this name.
+            StoreError: its file is damaged.
+            ModelError: it was saved with another model.
+        """
+        self._lifetime.require_open()
+        return self._lifetime.keep(Session.resume(self._answering, self.store.sessions.read(name)))
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
         """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.
@@ -252,9 +331,17 @@ class Engine:
         """
         return self._compare(lambda: self.lay_out(prompt), serving)
 
-    def compare_ask(self, question: str, files: Files, serving: Serving = Serving()) -> Comparison:
-        """As `compare`, for a question about files."""
-        return self._compare(lambda: self.lay_out_question(question, files), serving)
+    def compare_ask(
+        self,
+        question: str,
+        files: Sources,
+        serving: Serving = Serving(),
+        *,
+        max_tokens: int | None = None,
+        system: str | None = None,
+    ) -> Comparison:
+        """As `compare`, for a question about files; `max_tokens` is the answer's, as of `ask`."""
+        return self._compare(partial(self.lay_out_question, question, files, max_tokens, system), serving)
 
     def lay_out(self, prompt: str | Prompt) -> LaidOut:
         """A prompt's tokens and positions, and the encodings that serve it: the first step of every answer.
@@ -264,47 +351,19 @@ class Engine:
         """
         return self._schemas.lay_out(prompt)
 
-    def lay_out_question(self, text: str, files: Files) -> LaidOut:
-        """As `lay_out`, for a question about files; see `ask`."""
-        return self._schemas.lay_out_question(text, files)
+    def lay_out_question(
+        self, text: str, files: Sources, max_tokens: int | None = None, system: str | None = None
+    ) -> LaidOut:
+        """As `lay_out`, for a question about files; see `ask`. Room for the answer is kept free."""
+        answer_tokens = Sampling(max_tokens).answer_room(self.spec.max_positions // ANSWER_SHARE)
+        return self._schemas.lay_out_question(text, files, answer_tokens, system)
 
     def _stream(
         self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None
     ) -> Stream:
-        """The path of a prompt: lay out, prefill, answer."""
-        answer, watch = self._answer(sampling), Watch(progress)
-
-        def pieces() -> Generator[str, None, None]:
-            try:
-                self._lifetime.require_open()
-                with self._prefilled(lay_out, answer, serving, watch) as live:
-                    for (piece,) in decode(self.backend, [live]):
-                        if piece:
-                            yield piece
-                        self.store.start_checks()  # the first token did not wait for it
-                        watch.check()
-            except Cancelled:
-                answer.cancel()
-
-        return self._lifetime.add(Stream(pieces(), answer, watch))
-
-    @contextmanager
-    def _prefilled(
-        self, lay_out: Callable[[], LaidOut], answer: Answer, serving: Serving, watch: Watch
-    ) -> Iterator[Live]:
-        """A prompt brought to its first token's logits, for as long as the block lasts."""
-        submitted = time.perf_counter()
-        self._refining.cancel()
-        prompt = lay_out()
-        answer.max_tokens = answer.sampling.answer_room(self.spec.max_positions - prompt.end)
-        check_length(prompt, answer.max_tokens, self.spec.max_positions)
-        with closing(self.backend.new_context(prompt.tokens + answer.max_tokens)) as context:
-            started = prefill(context, prompt, self.encoder, submitted, serving, watch)
-            self._selections.count(prompt)
-            yield Live(context, started, answer)
-
-    def _answer(self, sampling: Sampling) -> Answer:
-        return Answer(sampling, self.tokenizer, self.spec.eos_ids)
+        return self._answering.stream(
+            lambda answer, watch: self._answering.prefilled(lay_out, answer, serving, watch), sampling, progress
+        )
 
     def _compare(self, lay_out: Callable[[], LaidOut], serving: Serving) -> Comparison:
         with self._lifetime.work(Watch()), TemporaryDirectory(prefix="edge-pc-") as folder:
@@ -316,9 +375,3 @@ class Engine:
                 with StateStore(Path(folder)) as store:
                     encoder = Encoder(self.backend, store, self._model)
                     return compare_prefills(context, lay_out, encoder, serving.fidelity)
-
-
-def _exhaust(stream: Stream) -> Result:
-    for _ in stream:
-        pass
-    return stream.result

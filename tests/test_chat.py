@@ -12,6 +12,7 @@ import tiny
 from edge_pc.compose.composer import Composer
 from edge_pc.compose.conversation import Conversation, check_turns
 from edge_pc.compose.documents import documents_schema, question
+from edge_pc.documents import Document
 from edge_pc.errors import ModelError, OptionError, PMLError
 from edge_pc.models.chat_template import Affixes, ChatTemplate
 from edge_pc.models.description import describe
@@ -313,7 +314,7 @@ class TestLaidOut:
 
     @pytest.mark.parametrize("style", STYLES)
     def test_a_question_about_files(self, style: str, tiny_model: Path, tmp_path: Path) -> None:
-        schema, modules = documents_schema([("a.txt", "It rains.")], chat=True)
+        schema, modules = documents_schema([Document("a.txt", "a.txt", "It rains.")], chat=True)
         read, positions = told(STYLES[style], schema, question("Why?", modules, chat=True), tiny_model, tmp_path)
         assert read.index("Answer the question") < read.index("It rains.") < read.index("Why?")
         assert positions == list(range(len(positions)))

@@ -70,7 +70,7 @@ def test_the_first_help_imports_no_command() -> None:
     child = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     imported = {name for name in child.stderr.split() if name.partition(".")[0] == "edge_pc"}
     assert imported - FIRST == set()
-    assert "Answer a question about text files." in child.stdout
+    assert "Answer a question about documents." in child.stdout
 
 
 def test_the_first_help_says_of_a_command_what_the_command_says() -> None:
@@ -128,7 +128,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
     [
         (["aks"], "No such command 'aks'"),
         (["ask"], "Missing argument 'QUESTION|-'"),
-        (["ask", "Why?"], "Missing argument 'FILE...'"),
+        (["ask", "Why?"], "Missing argument 'FILE|FOLDER|-...'"),
         (["ask", "Why?", "a", "--threads", "0"], "--threads"),
         (["ask", "Why?", "a", "--temperature", "warm"], "'warm' is not a valid float"),
         (["ask", "Why?", "a", "--backend", "tpu"], "'onnx', 'llamacpp'"),

@@ -34,7 +34,7 @@ SCHEMA = """<schema name="trip">
 PROMPT = '<prompt schema="trip"><plan time="a week"><oslo/></plan> What now?</prompt>'
 STATS = {
     "prompt_tokens", "cached_tokens", "computed_tokens", "new_tokens", "parse_ms", "assembly_ms", "forward_ms",
-    "ttft_ms", "decode_tokens_per_s", "modules",
+    "ttft_ms", "decode_tokens_per_s", "modules", "picked",
 }  # fmt: skip
 COMPARE = {"full_ttft_ms", "in_place_ttft_ms", "ttft_ratio", "max_abs_logit_diff", "kl", "same_first_token"}
 
@@ -243,8 +243,59 @@ def test_only_a_default_length_shrinks_to_what_fits(run: Run, folder: Path) -> N
     assert prompt_tokens > 1024 - 256
     assert (value["stop"], new_tokens) in (("eos", new_tokens), ("length", 1024 - prompt_tokens))
     child = run(*words, "--max-tokens", "256", env=unset)
+    assert child.returncode == 0
+    assert "the files do not fit the model" in child.stderr, "a number that is given is kept"
+
+
+def test_files_longer_than_the_model_are_asked_about_in_part(run: Run, folder: Path) -> None:
+    paragraphs = [f"Number {number}. " + "Nothing is said here. " * 6 for number in range(30)]
+    paragraphs[17] += "The museum has an owl."
+    (folder / "long.txt").write_text("\n\n".join(paragraphs), encoding="utf-8")
+    child = run("ask", "Owl?", "notes.txt", "long.txt")
+    assert child.returncode == 0, child.stderr
+    assert child.stderr == (
+        "the files do not fit the model; the answer is about 1 of their 31 parts:\n"
+        "  long.txt: part 18 of 30\n  nothing of 1 other file\n"
+    )
+    assert run("ask", "Owl?", "notes.txt", "long.txt", "--quiet").stderr == ""
+    stats = answered(run("ask", "Owl? Museum?", "notes.txt", "long.txt", "--json"))["stats"]
+    assert stats["picked"] == [
+        {"file": "notes.txt", "parts": [1], "of": 1}, {"file": "long.txt", "parts": [18], "of": 30}
+    ]  # fmt: skip
+
+
+def test_documents_of_all_kinds_are_asked_about(run: Run, folder: Path, home: Path) -> None:
+    (folder / "docs" / "deep").mkdir(parents=True)
+    (folder / "docs" / "page.html").write_text("<html><p>The <b>museum</b> opens.")
+    (folder / "docs" / "deep" / "old.txt").write_bytes(b"caf\xe9")
+    (folder / "docs" / "picture.png").write_bytes(b"\x89PNG\0")
+    child = run("ask", "When?", "docs", "n*.txt", "-", "--json", stdin="From a pipe.")
+    paths = [module["path"] for module in answered(child)["stats"]["modules"]]
+    assert paths == ["documents", "page.html", "old.txt", "notes.txt", "stdin"]
+    assert "old.txt: the file is not UTF-8 (byte 3 is 0xe9); it is read as Windows-1252" in child.stderr
+    assert "docs: left out:\n  docs/picture.png: the file is not text, but a picture" in child.stderr
+    kept = home / "states" / "texts"
+    assert [path.read_bytes().partition(b"\n")[2] for path in kept.iterdir()] == [b"The **museum** opens."]
+    again = run("ask", "Where?", "docs", "--json", "--strict", "--fidelity", "fast")
+    assert all(module["hit"] for module in answered(again)["stats"]["modules"])
+    assert run("cache", "verify").returncode == run("cache", "rm", "--all", "--yes").returncode == 0
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ask", "-", "-"], "question and file cannot both be read from stdin"),
+        (["ask", "Why?", "-", "-"], "stdin (-) can be read only once"),
+        (["ask", "Why?", "-"], "stdin: the file is empty"),
+        (["ask", "Why?", "https://example.org/x"], "https://example.org/x: this is a URL"),
+        (["ask", "Why?", "*.md"], "*.md: no file matches this pattern"),
+    ],
+)
+def test_documents_that_there_are_not(run: Run, arguments: list[str], says: str) -> None:
+    child = run(*arguments, stdin="")
     assert child.returncode == 2
-    assert "1024" in child.stderr
+    assert says in child.stderr
 
 
 def test_a_comparison_without_the_cache_stores_nothing(run: Run) -> None:

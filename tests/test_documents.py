@@ -1,9 +1,7 @@
-"""Files as a person's documents: which are read, how they are cut, and what is said when they are too long."""
+"""Documents in a schema: how they are cut, and what is said when they are too long."""
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,16 @@ from edge_pc.compose.composer import Composer
 from edge_pc.compose.documents import (
     MAX_PARTS,
     PART_CHARACTERS,
-    DocumentReader,
     cut_at_paragraphs,
     documents_schema,
     nested,
     question,
-    read_documents,
 )
 from edge_pc.compose.laid_out import check_length
-from edge_pc.errors import ContextLengthError, OptionError
+from edge_pc.documents import Document
+from edge_pc.errors import ContextLengthError
 from edge_pc.models.description import describe
 from edge_pc.pml.model import NOWHERE, Schema
-
-MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -34,77 +29,12 @@ def composer(tiny_model: Path) -> Composer:
     return Composer(describe(tiny_model))
 
 
+def documents_of(texts: dict[str, str]) -> list[Document]:
+    return [Document(name, name, text) for name, text in texts.items()]
+
+
 def text_of(characters: int) -> str:
     return ("word " * 19 + "word\n\n") * (characters // 101 + 1)
-
-
-class TestReading:
-    def test_names_are_unique_and_texts_whole(self, tmp_path: Path) -> None:
-        for folder in ("a", "b", "c"):
-            (tmp_path / folder).mkdir()
-            (tmp_path / folder / "n.txt").write_text(f"\ufeff text {folder}\n", encoding="utf-8")
-        files = [tmp_path / folder / "n.txt" for folder in ("a", "b", "c")]
-        read = read_documents(files, MIB)
-        assert read == [("n.txt", " text a\n"), ("n.txt-2", " text b\n"), ("n.txt-3", " text c\n")]
-
-    def test_what_is_no_plain_file_is_not_opened(self, tmp_path: Path) -> None:
-        os.mkfifo(tmp_path / "fifo")  # reading it would wait for a writer
-        for path, kind in ((tmp_path / "fifo", "a FIFO"), (tmp_path, "a folder"), (Path("/dev/zero"), "a device")):
-            with pytest.raises(OptionError) as caught:
-                read_documents([path], MIB)
-            assert caught.value.message == f"{path}: this is {kind}, not a text file"
-
-    def test_a_name_that_no_file_can_have(self) -> None:
-        for name, shown in (("a\0b", r"'a\\x00b'"), ("a\ud800b", r"'a\\ud800b'")):
-            with pytest.raises(OptionError, match=f"^{shown}: this cannot be the name of a file"):
-                read_documents([Path(name)], MIB)
-
-    def test_a_name_that_is_no_text(self, tmp_path: Path) -> None:
-        path = os.fsencode(tmp_path / "n") + b"\xff.txt"
-        Path(os.fsdecode(path)).write_text("x")
-        assert read_documents([Path(os.fsdecode(path))], MIB) == [("n\ufffd.txt", "x")]
-
-    def test_files_are_refused_unread_when_they_cannot_fit(self, tmp_path: Path) -> None:
-        with (tmp_path / "sparse").open("wb") as file:
-            file.truncate(3 * 2**30)
-        with pytest.raises(OptionError) as caught:
-            read_documents([tmp_path / "sparse"], MIB)
-        assert caught.value.message == f"{tmp_path}/sparse: the file has 3.0 GiB, and there is room for 1.0 MiB"
-        assert caught.value.hint == "leave it out, or use only part of it"
-
-    def test_the_room_is_that_of_all_files_together(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"x" * 600)
-        (tmp_path / "b").write_bytes(b"y" * 401)
-        assert len(read_documents([tmp_path / "a", tmp_path / "b"], 1001)) == 2
-        with pytest.raises(OptionError, match="b: the file has 401 B, and there is room for 400 B"):
-            read_documents([tmp_path / "a", tmp_path / "b"], 1000)
-
-    def test_a_file_that_does_not_say_its_size(self) -> None:
-        path = Path("/proc/self/status")
-        assert path.stat().st_size == 0
-        with pytest.raises(OptionError, match="there is room for 10 B"):
-            read_documents([path], 10)
-
-    @pytest.mark.parametrize(
-        ("data", "words"),
-        [
-            (b"", "the file is empty"),
-            (b" \n\t", "the file is empty"),
-            (b"ab\xff", "the file is not UTF-8: byte 2 is 0xff"),
-            ("hi".encode("utf-16-le"), "the file is not text: character 2 is NUL (U+0000)"),
-        ],
-    )
-    def test_what_is_no_text(self, data: bytes, words: str, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(data)
-        with pytest.raises(OptionError) as caught:
-            read_documents([tmp_path / "f"], MIB)
-        assert caught.value.message == f"{tmp_path / 'f'}: {words}"
-
-    def test_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(OptionError, match="no file is given"):
-            read_documents([], MIB)
-        with pytest.raises(OptionError, match="cannot be read: No such file"):
-            read_documents([tmp_path / "gone"], MIB)
 
 
 class TestCutting:
@@ -116,7 +46,7 @@ class TestCutting:
         assert all(parts)
 
     def test_a_long_file_is_nested_no_deeper_than_a_schema_may_be(self) -> None:
-        schema, modules = documents_schema([("big.txt", text_of(2_000_000))], chat=True)
+        schema, modules = documents_schema(documents_of({"big.txt": text_of(2_000_000)}), chat=True)
         assert 1 < len(modules) <= MAX_PARTS
         assert max(len(path) for path in modules) < 300
         assert hash(schema) == hash(schema)
@@ -145,7 +75,7 @@ class TestTooLong:
     def refused(
         self, composer: Composer, documents: dict[str, str], text: str = "Why?", max_tokens: int = 32
     ) -> ContextLengthError:
-        schema, modules = documents_schema(list(documents.items()), chat=True)
+        schema, modules = documents_schema(documents_of(documents), chat=True)
         with pytest.raises(ContextLengthError) as caught:
             check_length(composer.compose(schema, question(text, modules, chat=True)), max_tokens, 1024)
         message = str(caught.value)
@@ -199,7 +129,7 @@ class TestTooLong:
         assert error.hint == "shorten the question"
 
     def test_exactly_what_fits(self, composer: Composer) -> None:
-        schema, modules = documents_schema([("a.txt", "x" * 500)], chat=True)
+        schema, modules = documents_schema(documents_of({"a.txt": "x" * 500}), chat=True)
         laid_out = composer.compose(schema, question("Why?", modules, chat=True))
         check_length(laid_out, 1024 - laid_out.end, 1024)
         with pytest.raises(ContextLengthError, match="take 1025 tokens, and the model has room for 1024"):
@@ -216,42 +146,3 @@ class TestTooLong:
         assert lines[0].startswith("schema 's' takes ")
         assert lines[1].split() == ["129", f"…{'m' * 57}29"]
         assert "union" in lines[-1]
-
-
-class TestReadingAgain:
-    """A file that did not change is not read again."""
-
-    @staticmethod
-    def settled(path: Path, text: str) -> Path:
-        """Write a file, and wait until a change of it would show in its time stamps."""
-        path.write_text(text)
-        time.sleep(0.02)
-        return path
-
-    def test_what_did_not_change_is_not_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        reader = DocumentReader()
-        path = self.settled(tmp_path / "a.txt", "one")
-        assert reader.read(path, MIB) == "one"
-        monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened again"))
-        assert reader.read(path, MIB) == "one"
-
-    def test_an_edit_is_seen_also_of_the_same_length_and_time(self, tmp_path: Path) -> None:
-        reader = DocumentReader()
-        path = self.settled(tmp_path / "a.txt", "one")
-        assert reader.read(path, MIB) == "one"
-        before = path.stat()
-        path.write_text("two")
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert reader.read(path, MIB) == "two"
-        path.write_text("six")
-        assert reader.read(path, MIB) == "six", "a file just written may change within one tick of the clock"
-        path.unlink()
-        with pytest.raises(OptionError, match="cannot be read"):
-            reader.read(path, MIB)
-
-    def test_a_limit_holds_for_what_is_known_too(self, tmp_path: Path) -> None:
-        reader = DocumentReader()
-        path = self.settled(tmp_path / "a.txt", "one")
-        reader.read(path, MIB)
-        with pytest.raises(OptionError, match="room for 2 B"):
-            reader.read(path, 2)

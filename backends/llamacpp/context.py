@@ -90,12 +90,30 @@ class LlamaCppContext:
             StatesError, ContextLengthError: as `prefill`.
         """
         self.prefill(plan, on_tokens)
-        positions = plan.position_ids[keep]
-        array: NDArray[Any] = np.zeros(self._layout.array_shape(positions), dtype=self._layout.dtype)
-        if len(keep):
-            blob = self._pool.run(partial(self.prompt.read, positions))
+        return self.read(plan.position_ids[keep])
+
+    def read(self, position_ids: IntArray) -> NDArray[Any]:
+        """The KV states of cells that are there; see `Context.read`.
+
+        Raises:
+            StatesError: a cell is not there, or the cells have been lost.
+        """
+        array: NDArray[Any] = np.zeros(self._layout.array_shape(position_ids), dtype=self._layout.dtype)
+        if len(position_ids):
+            blob = self._pool.run(partial(self.prompt.read, position_ids))
             array.reshape(-1)[: len(blob)] = blob
         return array
+
+    def fork(self, capacity: int) -> LlamaCppContext:
+        """A second context that shares the cells; see `Context.fork`.
+
+        Raises:
+            StatesError: the cells have been lost.
+            ContextLengthError: too many contexts are open at once.
+        """
+        forked = LlamaCppContext(self._pool, self._layout, capacity)
+        self._pool.run(partial(forked.prompt.share, self.prompt))
+        return forked
 
     def close(self) -> None:
         """Leave the cache; nobody waits for it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,12 +204,27 @@ class LivePrompt:
                 held.resident.users -= 1
                 del self._held[source]
 
+    def share(self, other: LivePrompt) -> None:
+        """Replace all cells by those of another prompt, which keeps them, too.
+
+        Raises:
+            StatesError: they have been lost.
+        """
+        other._require_cells()
+        self._clear()
+        self._pool.cells.join(other.sequence, self.sequence)
+        self._held = {source: replace(held) for source, held in other._held.items()}
+        for held in self._held.values():
+            held.resident.users += 1
+        self._relabelled = dict(other._relabelled)
+
     def read(self, positions: IntArray) -> Bytes:
         """The blob of the cells at `positions`, in their order.
 
         Raises:
-            StatesError: libllama gives others.
+            StatesError: they have been lost, or libllama gives others.
         """
+        self._require_cells()
         blobs = self._pool.blobs
         labels = np.array([self._relabelled.get(position, position) for position in positions.tolist()], dtype=np.int32)
         blob = self._pool.cells.read(self.sequence, labels)

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,32 @@ class Arena:
         pieces = in_position_order(spans, first_slot=self.cells)
         self._require_room(pieces[-1].end if pieces else self.cells)
         return self._add([Placed(piece, self._parts(piece, exact)) for piece in pieces])
+
+    def copy_of(self, other: Arena) -> None:
+        """Replace all cells by another arena's, in the same slots.
+
+        Raises:
+            StatesError: a file was cut short since it was opened.
+            ContextLengthError: there is no room for them.
+        """
+        self._require_room(other.cells)
+        self.place((), exact=False)
+        self._add(Placed(placed.piece, placed.parts) for placed in takewhile(_unchanged, other._placed))
+        rest = slice(self.cells, other.cells)
+        self.kv[:, :, :, self.take(other.token_ids[rest], other.position_ids[rest])] = other.kv[:, :, :, rest]
+
+    def slots_of(self, position_ids: IntArray) -> IntArray:
+        """The slots of the cells at `position_ids`, int32.
+
+        Raises:
+            StatesError: one of them is not there.
+        """
+        order = np.argsort(self.position_ids[: self.cells]).astype(np.int32)
+        there = self.position_ids[order]
+        if not np.isin(position_ids, there).all():
+            raise StatesError("cells are to be read that are not there")
+        slots: IntArray = order[np.searchsorted(there, position_ids)]
+        return slots
 
     def take(self, token_ids: IntArray, position_ids: IntArray) -> slice:
         """Take slots for cells that are computed next; returns their slots.
@@ -306,6 +333,10 @@ class Arena:
 
     def _row_offsets(self) -> range:
         return range(0, self.kv.nbytes, self._row_bytes)
+
+
+def _unchanged(placed: Placed) -> bool:
+    return not placed.changed
 
 
 def _check_whole(states: KVStates, file_bytes: int) -> None:

@@ -30,7 +30,9 @@ READER_GONE = 141
 # Name → (module, first line of its help), in the order in which a newcomer needs them. The line stands here too, so
 # that `--help` imports no command.
 _COMMANDS = {
-    "ask": ("ask", "Answer a question about text files."),
+    "ask": ("ask", "Answer a question about documents."),
+    "add": ("add", "Prepare files, so that a question about them computes only itself."),
+    "watch": ("add", "Keep a folder prepared (see `add`): files are computed again when they change."),
     "run": ("run", "Answer a PML prompt against its schema."),
     "encode": ("encode", "Compute the states of a schema's modules and store them."),
     "schema": ("schema", "Check a schema, or show its modules, positions and lengths."),

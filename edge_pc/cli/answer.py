@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from edge_pc.cli.clock import process_age_ms
+from edge_pc.cli.output import counted
 from edge_pc.runtime.serving import COMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from edge_pc.cli.opening import StartUp
     from edge_pc.cli.options import ServingOptions
     from edge_pc.cli.output import Output
+    from edge_pc.compose.laid_out import Cited, PickedParts
     from edge_pc.engine import Engine
     from edge_pc.progress import OnProgress
     from edge_pc.runtime.compare import Comparison
@@ -31,6 +33,7 @@ def answer(
     output: Output,
     *,
     as_json: bool,
+    source: Callable[[Result], Cited | None] | None = None,
 ) -> None:
     """Write the answer and show what the options ask for.
 
@@ -38,9 +41,13 @@ def answer(
         start: makes the stream; its prompt is submitted when its first piece is requested.
         compare: compares the same prompt with a full prefill.
         engine: both use it.
+        source: finds out where an answer is from; None: that is not asked for.
     """
     submitted_ms = process_age_ms()
     result = _show_stream(start, output, as_json=as_json)
+    if source is not None:
+        result = replace(result, source=source(result))
+        output.note(f"source: {result.source or 'none of the files has words of the answer'}")
     if serving.stats:
         show_stats(result.stats, start_up, submitted_ms, output)
     comparison = None
@@ -48,7 +55,7 @@ def answer(
         output.note("computing the whole prompt, to compare")
         comparison = compare()
     if as_json:
-        output.json(result_as_json(result, comparison))
+        output.json(result_as_json(result, comparison, cited=source is not None))
     elif comparison is not None:
         show_comparison(comparison, output)
     if serving.refine:
@@ -63,6 +70,7 @@ def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_js
         pieces = iter(stream)
         piece = next(pieces, "")
     with closing(stream):
+        _show_picked(stream.result.stats.picked, output)
         if not as_json:
             output.answer(piece)
         for piece in pieces:
@@ -74,9 +82,37 @@ def _show_stream(start: Callable[[OnProgress], Stream], output: Output, *, as_js
     return result
 
 
-def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:
-    """The object that --json prints."""
-    value = {"text": result.text, "token_ids": result.token_ids, "stop": result.stop, "stats": asdict(result.stats)}
+def _show_picked(picked: Sequence[PickedParts], output: Output) -> None:
+    """Say what of the files the answer is about, where not all of them fit."""
+    if not picked:
+        return
+    count, total = sum(len(file.parts) for file in picked), sum(file.of for file in picked)
+    output.note(f"the files do not fit the model; the answer is about {count} of their {total} parts:")
+    used = [file for file in picked if file.parts]
+    for file in used:
+        of = f" of {file.of}" if file.of > 1 else ""
+        output.note(f"  {file.file}: {'part' if len(file.parts) == 1 else 'parts'} {_ranges(file.parts)}{of}")
+    if len(used) < len(picked):
+        output.note(f"  nothing of {counted(len(picked) - len(used), 'other file')}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`1, 3-5` for 1, 3, 4, 5."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(s) if s == e else f"{s}-{e}" for s, e in zip(starts, ends, strict=True))
+
+
+def result_as_json(result: Result, comparison: Comparison | None, *, cited: bool = False) -> dict[str, Any]:
+    """The object that --json prints, with the answer's source where that was asked for."""
+    value: dict[str, Any] = {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "stop": result.stop,
+        "stats": asdict(result.stats),
+    }
+    if cited:
+        value["source"] = None if result.source is None else asdict(result.source)
     return value if comparison is None else {**value, "compare": asdict(comparison)}
 
 

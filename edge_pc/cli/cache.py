@@ -22,11 +22,11 @@ from edge_pc.cli.options import (
 )
 from edge_pc.cli.output import Output, counted
 from edge_pc.errors import OptionError, StoreError
-from edge_pc.system.home import states_folder
+from edge_pc.system.home import SESSIONS, states_folder
 from edge_pc.system.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
-    from edge_pc.store import EntryInfo, Removed, StateStore
+    from edge_pc.store import EntryInfo, Removed, SavedSession, StateStore
 
 # Enough of a key to tell entries apart, and the least that `rm` takes for one.
 _SHORT_KEY = 12
@@ -55,9 +55,10 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
     out = Output(output)
     with _open_store(cache_dir) as store:
         entries = sorted(store.entries(), key=lambda entry: entry.last_used, reverse=True)
+        sessions = sorted(store.sessions.readable(), key=lambda session: session.saved, reverse=True)
     if as_json:
-        out.json({"entries": [asdict(entry) for entry in entries]})
-    elif not entries:
+        out.json({"entries": [asdict(entry) for entry in entries], "sessions": [_summary(each) for each in sessions]})
+    elif not entries and not sessions:
         out.note(f"no states are stored in {states_folder(cache_dir)}")
     else:
         now = time.time()
@@ -77,6 +78,28 @@ def list_entries(cache_dir: str | None, as_json: bool, output: OutputOptions) ->
                 for entry in entries
             ],
         )
+        if sessions:
+            out.answer("\n")
+            _show_sessions(sessions, now, out)
+
+
+def _show_sessions(sessions: Sequence[SavedSession], now: float, out: Output) -> None:
+    out.table(
+        ["saved session", ">turns", ">tokens", "saved", "model"],
+        [(s.name, s.turns, len(s.token_ids), format_age(now - s.saved), s.model) for s in sessions],
+    )
+
+
+def _summary(session: SavedSession) -> dict[str, object]:
+    """A saved session as --json lists it."""
+    return {
+        "name": session.name,
+        "model": session.model,
+        "turns": session.turns,
+        "tokens": len(session.token_ids),
+        "saved": session.saved,
+        "keys": [key for key, _ in session.stretches],
+    }
 
 
 @cache.command(cls=GroupedCommand)
@@ -136,7 +159,7 @@ def path(cache_dir: str | None) -> None:
 
 
 @cache.command(cls=GroupedCommand)
-@click.argument("what", metavar="[KEY|SCHEMA|SCHEMA/MODULE]...", nargs=-1)
+@click.argument("what", metavar="[KEY|SCHEMA|SCHEMA/MODULE|sessions/NAME]...", nargs=-1)
 @option("--all", "everything", is_flag=True, help="Remove all of them.")
 @option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @cache_dir_option
@@ -147,19 +170,28 @@ def rm(
 ) -> None:
     """Remove stored states: by key, by schema, by module (with the modules inside it), or all.
 
-    The first characters of a key are enough. What is removed is computed again when it is needed.
+    The first characters of a key are enough. What is removed is computed again when it is needed. A saved session
+    (sessions/NAME, or sessions for all) is removed with its conversation, and with --all the texts of converted files
+    (PDF, DOCX, HTML), too.
     """
     if everything == bool(what):
         raise click.UsageError("name what to remove, or give --all (not both)")
     out = Output(output)
     with _open_store(cache_dir) as store:
         entries = store.entries()
+        sessions = [name for name in store.sessions.names() if everything or any(_is_session(name, w) for w in what)]
         chosen = entries if everything else [entry for entry in entries if any(_matches(entry, name) for name in what)]
-        _check_all_found(what, chosen)
-        if chosen and not yes:
+        _check_all_found(what, chosen, sessions)
+        if (chosen or sessions) and not yes:
             size = format_size(sum(entry.nbytes for entry in chosen))
-            click.confirm(f"Remove {counted(len(chosen), 'stored encoding')}, {size}?", abort=True, err=True)
-        _show_removed(store.remove([entry.key for entry in chosen]), store, out, as_json=as_json)
+            talks = f" and {counted(len(sessions), 'saved conversation')}" if sessions else ""
+            click.confirm(f"Remove {counted(len(chosen), 'stored encoding')}, {size}{talks}?", abort=True, err=True)
+        if everything:
+            from edge_pc.documents.kept import KeptTexts
+
+            KeptTexts(store.path).clear()
+        removed = store.remove_sessions(sessions) + store.remove([entry.key for entry in chosen])
+        _show_removed(removed, store, out, as_json=as_json)
 
 
 @cache.command(cls=GroupedCommand)
@@ -193,17 +225,26 @@ def _show_removed(removed: Removed, store: StateStore, out: Output, *, as_json: 
         )
 
 
+def _is_session(session: str, name: str) -> bool:
+    """Whether `name` is that of a saved session, or of all."""
+    return f"{SESSIONS}/{session}/".startswith(f"{name.rstrip('/')}/")
+
+
 def _matches(entry: EntryInfo, name: str) -> bool:
+    """Whether `name` is the entry's. Cells of saved sessions are removed with these, if no other one needs them."""
     from edge_pc.pml.faults import normal
 
+    if entry.schema == SESSIONS:
+        return len(name) >= _LEAST_KEY and entry.key.startswith(name)
     by_key = len(name) >= _LEAST_KEY and entry.key.startswith(name)
     path = normal(f"{entry.schema}/{entry.module}")
     return by_key or f"{path}/".startswith(f"{normal(name)}/")
 
 
-def _check_all_found(names: Sequence[str], chosen: Sequence[EntryInfo]) -> None:
+def _check_all_found(names: Sequence[str], chosen: Sequence[EntryInfo], sessions: Sequence[str]) -> None:
     for name in names:
-        if not any(_matches(entry, name) for entry in chosen):
+        found = any(_matches(entry, name) for entry in chosen) or any(_is_session(each, name) for each in sessions)
+        if not found:
             raise OptionError(
                 f"no stored states match {name!r}",
                 hint=f"edge-pc cache ls shows them; a key needs at least {_LEAST_KEY} characters",

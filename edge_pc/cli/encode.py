@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,9 @@ from edge_pc.errors import StoreError
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
-    from edge_pc.compose.schema_layout import SchemaLayout
     from edge_pc.engine import Engine
     from edge_pc.pml.model import Prompt
+    from edge_pc.progress import OnProgress
     from edge_pc.runtime.encoder import EncodeReport, EncodingSize
 
 # How many encodings an error names.
@@ -69,7 +70,10 @@ def encode(
         layouts = [engine.load_schema(read_schema(source)) for source in schemas]
         sizes = [engine.encoding_size(layout.schema) for layout in layouts]
         engine.store.check_room(sum(size.nbytes for size in sizes))
-        reports = [_encode(engine, layout, size, out) for layout, size in zip(layouts, sizes, strict=True)]
+        reports = [
+            show_encoding(layout.name, size, partial(engine.encode, layout.schema), engine, out)
+            for layout, size in zip(layouts, sizes, strict=True)
+        ]
         exact = [_refine(engine, name, prompt, out) for name, prompt in zip(prompts, wanted, strict=True)]
     if as_json:
         named = [{"source": source, "schema": layout.name} for source, layout in zip(schemas, layouts, strict=True)]
@@ -77,21 +81,30 @@ def encode(
         if prompts:
             value["prompts"] = [{"source": p, **asdict(report)} for p, report in zip(prompts, exact, strict=True)]
         out.json(value)
-    _check_stored([label for report in (*reports, *exact) for label in report.unstored])
+    check_stored([label for report in (*reports, *exact) for label in report.unstored])
 
 
-def _encode(engine: Engine, layout: SchemaLayout, size: EncodingSize, out: Output) -> EncodeReport:
+def show_encoding(
+    name: str, size: EncodingSize, encode: Callable[[OnProgress], EncodeReport], engine: Engine, out: Output
+) -> EncodeReport:
+    """Encode, and say before and after what is computed and written.
+
+    Args:
+        name: of what is encoded.
+        size: what is still to be computed.
+        encode: does it.
+    """
     if size.tokens:
         tokens, nbytes = counted(size.tokens, "token"), format_size(size.nbytes)
-        out.note(f"{layout.name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
-    with out.progress(layout.name) as update:
-        report = engine.encode(layout.schema, update)
+        out.note(f"{name}: computing {tokens}, writing {nbytes} to {engine.store.path}")
+    with out.progress(name) as update:
+        report = encode(update)
     if report.encoded or report.unstored:
         speed = f"{report.seconds:.1f} s ({report.tokens / report.seconds:.0f} tokens/s)"
         encodings, tokens = counted(len(report.encoded), "encoding"), counted(report.tokens, "token")
-        out.note(f"{layout.name}: {encodings} stored, {len(report.reused)} were already there; {tokens} in {speed}")
+        out.note(f"{name}: {encodings} stored, {len(report.reused)} were already there; {tokens} in {speed}")
     else:
-        out.note(f"{layout.name}: everything is already stored ({counted(len(report.reused), 'encoding')})")
+        out.note(f"{name}: everything is already stored ({counted(len(report.reused), 'encoding')})")
     return report
 
 
@@ -103,7 +116,7 @@ def _refine(engine: Engine, name: str, prompt: Prompt, out: Output) -> EncodeRep
     return report
 
 
-def _check_stored(unstored: Sequence[str]) -> None:
+def check_stored(unstored: Sequence[str]) -> None:
     """Fail for what was computed and could not be stored, as when something else has filled the disk meanwhile."""
     if unstored:
         more = f" and {len(unstored) - _NAMED} more" if len(unstored) > _NAMED else ""

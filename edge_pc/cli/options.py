@@ -18,7 +18,14 @@ from edge_pc.backends import BACKENDS, DEFAULT_BACKEND
 from edge_pc.checks import THREADS
 from edge_pc.cli.values import PATH, TEXT, number
 from edge_pc.cli.variables import PREFIX, warn_of_unknown_variables
-from edge_pc.compose.choices import DEFAULT_ENCODING, ENCODING_RULES, TAILS, EncodingRule, Tail
+from edge_pc.compose.choices import (
+    DEFAULT_ENCODING,
+    DEFAULT_SYSTEM,
+    ENCODING_RULES,
+    TAILS,
+    EncodingRule,
+    Tail,
+)
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
@@ -294,6 +301,14 @@ serving_options = grouped(
         is_flag=True,
         help="After the answer, make exact states for these modules in this order, for the next time.",
     ),
+)
+
+
+system_option = option(
+    "--system",
+    type=TEXT,
+    metavar="TEXT",
+    help=f"Tell the model what to do with the documents.  [default: {DEFAULT_SYSTEM}]",
 )
 
 

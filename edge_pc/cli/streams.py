@@ -45,17 +45,27 @@ def read_stdin() -> str:
     from edge_pc.pml.xml import MAX_BYTES
 
     try:
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)  # it may never end
-        if len(data) > MAX_BYTES:
-            raise OptionError(f"stdin has more than {format_size(MAX_BYTES)}", hint="give it only part of the text")
-        text = data.decode("utf-8-sig")
+        text = read_stdin_bytes(MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise OptionError(f"stdin is not UTF-8 text (byte {exc.start})", hint="convert it to UTF-8") from exc
-    except OSError as exc:
-        raise OptionError(f"stdin cannot be read: {why(exc)}") from exc
     if (unusable := unusable_character(text)) is not None:
         raise OptionError(f"stdin is not text: {unusable}", hint="give it text in UTF-8")
     return text
+
+
+def read_stdin_bytes(max_bytes: int) -> bytes:
+    """What is on stdin.
+
+    Raises:
+        OptionError: it is larger, or cannot be read.
+    """
+    try:
+        data = sys.stdin.buffer.read(max_bytes + 1)  # it may never end
+    except OSError as exc:
+        raise OptionError(f"stdin cannot be read: {why(exc)}") from exc
+    if len(data) > max_bytes:
+        raise OptionError(f"stdin has more than {format_size(max_bytes)}", hint="give it only part of the text")
+    return data
 
 
 def say(text: str) -> None:

@@ -114,6 +114,11 @@ class Composer:
         self._lock = threading.Lock()
         self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()
 
+    @property
+    def neutral_tokens(self) -> int:
+        """How many tokens of neutral text a module is encoded after."""
+        return len(self._encoding.neutral_ids)
+
     def schema(self, schema: Schema) -> ComposedSchema:
         """Compose a schema; the same content is composed once.
 

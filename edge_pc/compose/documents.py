@@ -3,20 +3,22 @@
 Each file is a module. A long one is cut at paragraphs into modules nested in one another: text before a part is then
 surely present with it, so that the whole file is encoded as if in one piece, and an edit encodes again only what
 follows it.
+
+Where not everything fits, a question is asked about parts of the files instead. These are shorter, and modules beside
+one another: the states of each depend on no other part, so they serve whatever else is picked with it.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from edge_pc.compose.choices import DEFAULT_SYSTEM
+from edge_pc.documents import Document
 from edge_pc.errors import OptionError
 from edge_pc.pml.model import NOWHERE, FreeText, Module, Node, Schema, Selection, Text, Turn
-from edge_pc.system.identity import identity_of, is_settled
-from edge_pc.system.text import TextFileError, read_text
 
 SCHEMA_NAME = "documents"
 
@@ -25,83 +27,63 @@ PART_CHARACTERS = 6000
 # A longer file has longer parts: each sees all parts before it, so many small ones would cost more than they save.
 MAX_PARTS = 32
 
-# No text has more in a token on average, so a file with more than this for each position need not be read.
-BYTES_PER_TOKEN = 256
+# Of parts that are picked: short enough that many fit, long enough that each says what it is about.
+PICKED_CHARACTERS = 1500
 
-_INSTRUCTION = "Answer the question using the documents below."
-
-
-# Files whose text is kept, those read last.
-_KEPT_FILES = 256
+_BOUNDARIES = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))
+# After a cut.
+_DECIDING_CHARACTERS = 32
 
 
-class DocumentReader:
-    """Reads text files; one that did not change since is not read again. Safe to use from several threads."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a document, which may be asked about without the others.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._texts: OrderedDict[Path, tuple[str, str]] = OrderedDict()
-
-    def read(self, path: Path, max_bytes: int) -> str:
-        """The text of a file; see `read_text`."""
-        try:
-            status = path.stat()
-        except (OSError, ValueError):
-            return read_text(path, max_bytes)  # says what is wrong
-        identity = identity_of(status)
-        with self._lock:
-            known = self._texts.get(path.absolute())
-        if known is not None and known[0] == identity and status.st_size <= max_bytes:
-            return known[1]
-        text = read_text(path, max_bytes)
-        if is_settled(status) and identity_of(path.stat()) == identity:
-            with self._lock:
-                self._texts[path.absolute()] = (identity, text)
-                self._texts.move_to_end(path.absolute())
-                if len(self._texts) > _KEPT_FILES:
-                    self._texts.popitem(last=False)
-        return text
-
-
-def read_documents(
-    files: Sequence[Path], max_bytes: int, read: Callable[[Path, int], str] = read_text
-) -> list[tuple[str, str]]:
-    """(name, text) of each file, names made unique.
-
-    Args:
-        max_bytes: of all files together.
-        read: reads the text of a file of at most the given number of bytes.
-
-    Raises:
-        OptionError: there is no file, or one is too large, empty, no plain file, or cannot be read as UTF-8 text.
+    Attributes:
+        document: its name.
+        number: 1-based, of the parts of this document.
+        written: as the model reads it.
     """
-    if not files:
-        raise OptionError("no file is given", hint="name at least one text file to ask about")
-    documents: dict[str, str] = {}
-    for file in files:
-        text = read(file, max_bytes)
-        if not text.strip():
-            raise TextFileError(file, "the file is empty", hint="leave it out")
-        # A file's name is bytes; the model is given text.
-        base = file.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        name, count = base, 1
-        while name in documents:
-            count += 1
-            name = f"{base}-{count}"
-        documents[name] = text
-        max_bytes -= len(text.encode())
-    return list(documents.items())
+
+    document: str
+    number: int
+    written: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.document}#{self.number}"
 
 
-def documents_schema(documents: Sequence[tuple[str, str]], *, chat: bool) -> tuple[Schema, tuple[str, ...]]:
+def written(document: Document) -> str:
+    """All of a document, as the model reads it."""
+    return _titled(document.title, document.text)
+
+
+def _titled(title: str, text: str) -> str:
+    return f"\n\nDocument: {title}\n{text.strip()}\n"
+
+
+def documents_schema(
+    documents: Sequence[Document], *, chat: bool, system: str = DEFAULT_SYSTEM
+) -> tuple[Schema, tuple[str, ...]]:
     """A schema with a module for each document, and the paths of all modules.
 
     Args:
-        documents: (name, text) of each.
         chat: put them into a system turn; otherwise the schema is plain text.
+        system: stands before the documents; may be empty.
     """
-    modules = [_document(name, text) for name, text in documents]
-    children: tuple[Node, ...] = (Text(_INSTRUCTION, NOWHERE), *modules)
+    return _schema((nested_parts(document) for document in documents), chat, system)
+
+
+def parts_schema(parts: Sequence[Part], *, chat: bool, system: str = DEFAULT_SYSTEM) -> tuple[Schema, tuple[str, ...]]:
+    """As `documents_schema`, with a module for each of `parts`."""
+    modules = (Module(part.name, part.name, (Text(part.written, NOWHERE),), True, NOWHERE) for part in parts)
+    return _schema(modules, chat, system)
+
+
+def _schema(modules: Iterable[Module], chat: bool, system: str) -> tuple[Schema, tuple[str, ...]]:
+    text = (Text(system, NOWHERE),) if system else ()
+    children: tuple[Node, ...] = (*text, *modules)
     if chat:
         children = (Turn("system", children, NOWHERE),)
     schema = Schema(SCHEMA_NAME, children, NOWHERE, made_of_files=True)
@@ -114,19 +96,32 @@ def question(text: str, modules: Sequence[str], *, chat: bool) -> Selection:
     Raises:
         OptionError: the question is empty.
     """
+    return Selection(tuple(modules), free_text=(question_text(text, chat=chat),), at=NOWHERE)
+
+
+def question_text(text: str, *, chat: bool) -> FreeText:
+    """A question as a turn of the user, or in plain text.
+
+    Raises:
+        OptionError: it is empty.
+    """
     if not text.strip():
         raise OptionError("the question is empty")
-    free_text = FreeText(text.strip(), "user", NOWHERE)
-    if not chat:
-        free_text = FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, NOWHERE)
-    return Selection(tuple(modules), free_text=(free_text,), at=NOWHERE)
+    if chat:
+        return FreeText(text.strip(), "user", NOWHERE)
+    return FreeText(f"\n\nQuestion: {text.strip()}\nAnswer:", None, NOWHERE)
+
+
+def parts_of(document: Document, size: int = PICKED_CHARACTERS) -> list[Part]:
+    """A document as parts of at most about `size` characters, each under its title."""
+    cuts = _cut(document.text.strip(), size)
+    return [Part(document.name, number, _titled(document.title, cut)) for number, cut in enumerate(cuts, start=1)]
 
 
 def cut_at_paragraphs(text: str, size: int = PART_CHARACTERS) -> list[str]:
     """Cut text into at most `MAX_PARTS` parts of at most about `size` characters; joined, they are the text again.
 
-    A part ends after a blank line where there is one, else after a line, else at a space, else anywhere. Where there
-    would be too many parts, `size` is doubled until there are not: an edit then seldom moves all the cuts.
+    Where there would be too many parts, `size` is doubled until there are not: an edit then seldom moves all the cuts.
     """
     while len(text) > size * MAX_PARTS:
         size *= 2
@@ -136,25 +131,30 @@ def cut_at_paragraphs(text: str, size: int = PART_CHARACTERS) -> list[str]:
 
 
 def _cut(text: str, size: int) -> list[str]:
+    """Cut text into parts of at most `size` characters.
+
+    A part ends after a blank line where there is one, else after a line, else at a space, else anywhere. Which one of
+    several is decided by the text that follows it alone: after an edit, the cuts are soon the same as before it.
+    """
     parts = []
     start = 0
     while len(text) - start > size:
-        window = text[start : start + size]
-        for boundary in (r"\n\s*\n", r"\n", r"\s"):
-            ends = [match.end() for match in re.finditer(boundary, window)]
-            if ends and ends[-1] > size // 4:  # a boundary near the start would make a tiny part
+        end = start + size
+        for boundary in _BOUNDARIES:
+            # One near the start would make a tiny part.
+            ends = [match.end() for match in boundary.finditer(text, start + size // 2, start + size)]
+            if ends:
+                end = min(ends, key=lambda place: zlib.crc32(text[place : place + _DECIDING_CHARACTERS].encode()))
                 break
-        else:
-            ends = [size]
-        parts.append(text[start : start + ends[-1]])
-        start += ends[-1]
+        parts.append(text[start:end])
+        start = end
     return [*parts, text[start:]] if start < len(text) else parts
 
 
-def _document(name: str, text: str) -> Module:
-    parts = cut_at_paragraphs(f"\n\nDocument: {name}\n{text.strip()}\n")
-    names = [name, *(f"part{number}" for number in range(2, len(parts) + 1))]
-    return nested(parts, names)
+def nested_parts(document: Document) -> Module:
+    """A document as modules one inside the other."""
+    parts = cut_at_paragraphs(written(document))
+    return nested(parts, [document.name, *(f"part{number}" for number in range(2, len(parts) + 1))])
 
 
 def nested(parts: Sequence[str], names: Sequence[str], prefix: str = "") -> Module:

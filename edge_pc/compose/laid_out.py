@@ -15,15 +15,51 @@ import numpy as np
 
 from edge_pc.backends.base import IntArray, KVStates, Plan, Span
 from edge_pc.compose.choices import Tail
-from edge_pc.compose.conversation import Conversation, check_turns
+from edge_pc.compose.conversation import check_turns
 from edge_pc.compose.encodings import Encoding, SchemaEncodings
 from edge_pc.compose.length import length_error
-from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot, template_ids
+from edge_pc.compose.schema_layout import ROOT, SchemaLayout, Slot
+from edge_pc.compose.turns import TurnWriter
 from edge_pc.errors import PMLError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
 from edge_pc.pml.faults import fault
-from edge_pc.pml.model import FreeText, Role, Selection
+from edge_pc.pml.model import Role, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class PickedParts:
+    """What of a file a question is asked about, where not everything fits.
+
+    Attributes:
+        file: its name.
+        parts: 1-based numbers, ascending; none where all of the file is left out.
+        of: how many parts it has.
+    """
+
+    file: str
+    parts: tuple[int, ...]
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """Where an answer is from.
+
+    Attributes:
+        file: its name.
+        part, of: the number (1-based) of the part of it, and how many it has; one if it is short.
+        quote: the sentence there that is most like question and answer.
+    """
+
+    file: str
+    part: int
+    of: int
+    quote: str
+
+    def __str__(self) -> str:
+        part = "" if self.of == 1 else f", part {self.part} of {self.of}"
+        return f"{self.file}{part}: {self.quote}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +75,8 @@ class LaidOut:
         exact: of these, from the first on, versions that were made after all text before them in this prompt.
         token_ids, position_ids: int32 `[n]`, of what must be computed, positions ascending.
         end: the position of the first token of the answer.
+        picked: which parts of files it is about; empty where it is about all that was given.
+        last_text: how many of the last tokens are those of the prompt's last text and of what opens the answer.
     """
 
     schema: SchemaLayout
@@ -50,6 +88,8 @@ class LaidOut:
     token_ids: IntArray
     position_ids: IntArray
     end: int
+    last_text: int
+    picked: tuple[PickedParts, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -111,7 +151,8 @@ def lay_out_prompt(
     start = max(ends, default=0)
     if tail == "schema":
         start = max(start, layout.length - len(layout.closing_ids))
-    computed.append((start, [*layout.closing_ids, *_free_text(selection, layout, tokenizer, template)]))
+    free_text, text_start = _free_text(selection, layout, tokenizer, template)
+    computed.append((start, [*layout.closing_ids, *free_text]))
     computed.sort()
     token_ids = np.array([token for _, part in computed for token in part], dtype=np.int32)
     position_ids = np.array([p for begin, part in computed for p in range(begin, begin + len(part))], dtype=np.int32)
@@ -125,8 +166,9 @@ def lay_out_prompt(
     exact = encodings.exact(reused, places, int(position_ids[0]) if len(position_ids) else end)
     others = [encodings.other_version(encoding) for encoding in reused]
     return LaidOut(
-        layout, modules, tuple(reused), tuple(places), tuple(others), tuple(exact), token_ids, position_ids, end
-    )
+        layout, modules, tuple(reused), tuple(places), tuple(others), tuple(exact), token_ids, position_ids, end,
+        len(free_text) - text_start,
+    )  # fmt: skip
 
 
 def _packed(parts: Sequence[IntArray]) -> list[IntArray]:
@@ -190,24 +232,23 @@ def _too_long(path: str, slot: Slot, tokens: int, selection: Selection) -> PMLEr
     )
 
 
-def _free_text(selection: Selection, layout: SchemaLayout, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
-    """Tokens of the prompt's own text and, in a chat, of the mark that opens the answer.
+def _free_text(
+    selection: Selection, layout: SchemaLayout, tokenizer: Tokenizer, template: ChatTemplate
+) -> tuple[list[int], int]:
+    """Tokens of the prompt's own text and, in a chat, of the mark that opens the answer; where the last text begins.
 
     In a schema with chat tags, text outside chat tags is the user's turn. An assistant's turn at the very end is left
     open: it is the beginning of the answer.
     """
-    if not layout.roles and all(piece.role is None for piece in selection.free_text):
-        return [token for piece in selection.free_text for token in tokenizer.encode(piece.text)]
-    turns: list[tuple[Role, FreeText]] = [(piece.role or "user", piece) for piece in selection.free_text]
-    roles = [*layout.roles, *(role for role, _ in turns)]
-    check_turns(template, roles)
-    conversation = Conversation(template, layout.roles)
-    token_ids: list[int] = []
-    for index, (role, piece) in enumerate(turns):
-        bos_id = layout.bos_id if not layout.roles and index == 0 else None
-        token_ids += template_ids(tokenizer, conversation.open(role), bos_id, boundary=not layout.length)
-        token_ids += tokenizer.encode(piece.text, boundary=not token_ids or tokenizer.is_control(token_ids[-1]))
-        if role == "assistant" and index == len(turns) - 1:
-            return token_ids
-        token_ids += tokenizer.encode_template(conversation.close())
-    return token_ids + tokenizer.encode_template(conversation.finish() + template.generation_prompt)
+    pieces = selection.free_text
+    if not layout.roles and all(piece.role is None for piece in pieces):
+        texts = [tokenizer.encode(piece.text) for piece in pieces]
+        return [token for text in texts for token in text], sum(map(len, texts[:-1]))
+    turns: list[tuple[Role, str]] = [(piece.role or "user", piece.text) for piece in pieces]
+    check_turns(template, [*layout.roles, *(role for role, _ in turns)])
+    writer = TurnWriter(template, tokenizer, layout.roles, bos_id=layout.bos_id, boundary=not layout.length)
+    for role, text in turns:
+        writer.turn(role, text)
+    if not turns or turns[-1][0] != "assistant":
+        writer.ask()
+    return writer.token_ids, writer.text_start

@@ -14,6 +14,7 @@ import numpy as np
 from edge_pc.backends.base import IntArray
 from edge_pc.compose.conversation import Conversation, check_turns
 from edge_pc.compose.length import length_error
+from edge_pc.compose.turns import template_ids
 from edge_pc.errors import OptionError
 from edge_pc.models.chat_template import ChatTemplate
 from edge_pc.models.tokenizer import Tokenizer
@@ -139,17 +140,6 @@ def _check_turns(schema: Schema, template: ChatTemplate) -> None:
             check_turns(template, [*roles, "user"])
         except OptionError as exc:
             raise fault(exc.message, schema.at, name=schema.name) from exc
-
-
-def template_ids(tokenizer: Tokenizer, prefix: str, bos_id: int | None, *, boundary: bool) -> list[int]:
-    """Tokens of what a template writes before a turn.
-
-    Args:
-        bos_id: for the first turn: a BOS that the template writes is left out, the layout has put it at position 0.
-        boundary: nothing, or a control token, stands before it.
-    """
-    token_ids = tokenizer.encode_template(prefix, boundary=boundary)
-    return token_ids[1:] if bos_id is not None and token_ids[:1] == [bos_id] else token_ids
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ class Answer:
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
         self.sampling = sampling
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._eos_ids = eos_ids
         self._started: Started | None = None
@@ -92,6 +93,25 @@ class Answer:
             decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
         )
         return Result(self._text, tuple(self._token_ids), self._stop, stats)
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first token was chosen."""
+        return self._sampled > 0
+
+    @property
+    def computed_ids(self) -> tuple[int, ...]:
+        """The tokens that were computed to choose those after them: all but the one chosen last."""
+        return tuple(self._token_ids[: max(self._sampled - 1, 0)])
+
+    def said_ids(self) -> tuple[int, ...]:
+        """The tokens of the text: as chosen, but where a stop string cut it those of the text that is left."""
+        if self._stop != "stop":
+            return tuple(self._token_ids)
+        count = len(self._token_ids)
+        while not self._text.startswith(kept := self._tokenizer.decode(self._token_ids[:count])):
+            count -= 1
+        return (*self._token_ids[:count], *self._tokenizer.encode(self._text[len(kept) :].replace("\0", "")))
 
     def _finish(self) -> str:
         """End the answer with what the detokenizer still holds."""

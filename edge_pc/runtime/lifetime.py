@@ -7,10 +7,20 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from edge_pc.errors import EngineError
 from edge_pc.runtime.stream import Stream
 from edge_pc.runtime.watch import Cancelled, Watch
+
+
+class Closable(Protocol):
+    """A session, as far as its end goes."""
+
+    def close(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Closable)
 
 
 class Lifetime:
@@ -20,6 +30,7 @@ class Lifetime:
         self._process = os.getpid()
         self._open = True
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._watches: set[Watch] = set()
         self._idle = threading.Condition()
 
@@ -39,6 +50,11 @@ class Lifetime:
         """The same stream, which the end will close."""
         self._streams.add(stream)
         return stream
+
+    def keep(self, session: Kept) -> Kept:
+        """The same session, which the end will close once all work has ended."""
+        self._sessions.add(session)
+        return session
 
     @contextmanager
     def work(self, watch: Watch) -> Iterator[Watch]:
@@ -76,6 +92,8 @@ class Lifetime:
             for watch in self._watches:
                 watch.cancel()
             self._idle.wait_for(lambda: not self._watches)
+        for session in list(self._sessions):
+            session.close()
         return True
 
 

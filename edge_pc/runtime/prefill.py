@@ -97,6 +97,8 @@ def prefill_cached(
         choose_ms=(chosen - planned) * 1e3,
         forward_ms=prefilled.forward_ms,
         modules=_module_stats(prompt, served, obtained),
+        picked=prompt.picked,
+        dropped_turns=0,
     )
     return Started(prefilled.logits, prompt.end, tuple(prompt.in_position_order().tolist()), stats, submitted)
 
@@ -150,6 +152,8 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
         choose_ms=0.0,
         forward_ms=prefilled.forward_ms,
         modules=tuple(ModuleStats(name, tokens, False, True, reason) for name, _, tokens in _parts(prompt)),
+        picked=prompt.picked,
+        dropped_turns=0,
     )
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_pc.backends.base import Logits
+from edge_pc.compose.laid_out import Cited, PickedParts
 
 StopReason = Literal["eos", "length", "stop", "cancelled"]
 
@@ -44,7 +45,9 @@ class PrefillStats:
         assembly_ms: looking states up and placing them.
         choose_ms: finding out which cached tokens matter for the prompt.
         forward_ms: computing the prompt's own tokens, and cached ones again.
-        modules: each module's part.
+        modules: each module's part; of later turns of a conversation, none.
+        picked: which parts of files the prompt is about; empty where it is about all that was given.
+        dropped_turns: questions of a conversation that were dropped with their answers, because this one had no room.
     """
 
     prompt_tokens: int
@@ -56,9 +59,11 @@ class PrefillStats:
     choose_ms: float
     forward_ms: float
     modules: tuple[ModuleStats, ...]
+    picked: tuple[PickedParts, ...]
+    dropped_turns: int
 
 
-NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
+NO_PREFILL = PrefillStats(0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, (), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,14 @@ class Result:
         token_ids: as sampled, without the end-of-sequence token.
         stop: why it ended: an `eos` token, its `length`, a `stop` string, or because it was `cancelled`.
         stats: what it took.
+        source: where in the documents it is from, where that was asked for and is known.
     """
 
     text: str
     token_ids: tuple[int, ...]
     stop: StopReason
     stats: Stats
+    source: Cited | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@
 """
 
 from edge_pc.store.eviction import EVICTION_POLICIES
-from edge_pc.store.format import file_bytes
+from edge_pc.store.format import array_checksum, file_bytes
 from edge_pc.store.info import EntryInfo
 from edge_pc.store.inventory import Removed
 from edge_pc.store.opened import Miss
+from edge_pc.store.saved import SavedSession
 from edge_pc.store.store import StateStore
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "EntryInfo",
     "Miss",
     "Removed",
+    "SavedSession",
     "StateStore",
+    "array_checksum",
     "file_bytes",
 ]

@@ -39,6 +39,9 @@ class Removed:
     nbytes: int
     kept: tuple[EntryInfo, ...] = ()
 
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(self.entries + other.entries, self.nbytes + other.nbytes, self.kept + other.kept)
+
 
 class Inventory:
     """The entries of one store.

@@ -36,11 +36,16 @@ from edge_pc.store.info import EntryInfo, Totals
 from edge_pc.store.inventory import Inventory, Removed
 from edge_pc.store.locks import KeyLocks
 from edge_pc.store.opened import Miss, OpenedEntries, StoredStates
+from edge_pc.store.saved import SavedSession, SavedSessions
 from edge_pc.store.verify import Finding, verify_store
+from edge_pc.system.home import SESSIONS
 from edge_pc.system.identity import identity_of
 
 # Of the lock on writing; no key looks like this.
 _WRITERS = "writers-"
+
+# Cells of a conversation are stored before its file: for so long they may belong to one that is being saved.
+_BEING_SAVED_SECONDS = 3600.0
 
 
 class StateStore:
@@ -52,6 +57,9 @@ class StateStore:
             already removes nothing: `put` refuses, until `gc` was asked to make room.
         policy: which entries go first then (`EVICTION_POLICIES`).
 
+    Attributes:
+        sessions: the saved conversations; their cells are entries.
+
     Raises:
         OptionError: `max_bytes` is negative or `policy` unknown.
     """
@@ -62,6 +70,7 @@ class StateStore:
         policy_named(policy)
         self.path = Path(os.path.abspath(root))
         self.max_bytes = max_bytes
+        self.sessions = SavedSessions(self.path)
         self._files = StatesFiles(self.path)
         self._index = Index(self.path, self._files.path)
         self._locks = KeyLocks(self.path)
@@ -201,8 +210,26 @@ class StateStore:
         wanted = set(keys)
         return self._inventory.remove(entry for entry in self._inventory.survey().entries if entry.key in wanted)
 
+    def save_session(self, session: SavedSession) -> None:
+        """Keep a conversation whose cells are stored, in place of another of its name.
+
+        Raises:
+            OptionError, StoreError: as `SavedSessions.write`.
+        """
+        replaced = self._keys_of([session.name])
+        self.sessions.write(session)
+        self.remove(replaced - self._keys_of(self.sessions.names()))
+
+    def remove_sessions(self, names: Iterable[str]) -> Removed:
+        """Remove saved conversations, and those of their cells that no other one needs."""
+        names = list(names)
+        keys = self._keys_of(names)
+        for name in names:
+            self.sessions.remove(name)
+        return self.remove(keys - self._keys_of(self.sessions.names()))
+
     def gc(self, *, max_bytes: int | None = None, older_than: float | None = None) -> Removed:
-        """Remove what killed processes left, broken files, and entries by age and size.
+        """Remove what killed processes left, broken files, cells of no saved conversation, and entries by age and size.
 
         Args:
             max_bytes: remove entries until the rest fits; None: the store's own limit, if it has one.
@@ -213,7 +240,8 @@ class StateStore:
         found = self._inventory.survey()
         freed += self._inventory.remove_broken(found.broken)
         oldest = 0.0 if older_than is None else time.time() - older_than
-        old = self._inventory.remove(entry for entry in found.entries if entry.last_used < oldest)
+        left = self._left_of_sessions(found.entries)
+        old = self._inventory.remove(e for e in found.entries if e.last_used < oldest or e.key in left)
         limit = self.max_bytes if max_bytes is None else max_bytes
         evicted = Removed((), 0)
         if limit is not None:
@@ -227,6 +255,16 @@ class StateStore:
         self._checks.stop()
         self._opened.clear()
         self._index.close()
+
+    def _keys_of(self, names: Iterable[str]) -> set[str]:
+        """The keys that saved conversations need."""
+        wanted = set(names)
+        return {key for session in self.sessions.readable() if session.name in wanted for key in session.keys}
+
+    def _left_of_sessions(self, entries: Iterable[EntryInfo]) -> set[str]:
+        """The keys of cells of conversations that are not saved, or not any more."""
+        needed, newest = self._keys_of(self.sessions.names()), time.time() - _BEING_SAVED_SECONDS
+        return {e.key for e in entries if e.schema == SESSIONS and e.key not in needed and e.created < newest}
 
     def _one_writer(self) -> AbstractContextManager[object]:
         """Hold the right to write. Where there is a limit, one write at a time: two would use the same room."""

@@ -10,6 +10,9 @@ from edge_pc.errors import OptionError
 HOME_VARIABLE = "EDGE_PC_HOME"
 STATES_VARIABLE = "EDGE_PC_CACHE_DIR"
 
+# The folder of saved conversations in that of states, and what the states of their cells are listed under.
+SESSIONS = "sessions"
+
 
 def home() -> Path:
     """The folder of models and states: `$EDGE_PC_HOME`, or the platform's user cache.

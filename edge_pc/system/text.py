@@ -22,6 +22,9 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
+_HEAD_BYTES = 4096
+
+
 class TextFileError(OptionError):
     """A file that cannot be read as text; `problem` says why, without the file's name."""
 
@@ -36,10 +39,31 @@ def read_text(path: Path, max_bytes: int) -> str:
 
     Args:
         path: of a regular file; symbolic links are followed.
-        max_bytes: a larger file is refused unread.
+        max_bytes: a larger file is refused.
 
     Raises:
         TextFileError: it is not a regular file, is too large, cannot be read, or is not UTF-8 text.
+    """
+    try:
+        text = read_bytes(path, lambda head: max_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        problem = f"the file is not UTF-8: byte {exc.start} is 0x{exc.object[exc.start]:02x}"
+        raise TextFileError(path, problem, hint="save it as UTF-8") from exc
+    if (unusable := unusable_character(text)) is not None:
+        raise TextFileError(path, f"the file is not text: {unusable}", hint="save it as text in UTF-8")
+    return text
+
+
+def read_bytes(path: Path, limit: Callable[[bytes], int]) -> bytes:
+    """What is in a file.
+
+    Args:
+        path: of a regular file; symbolic links are followed.
+        limit: says how many bytes the file may have, given the first ones, at most 4096; a larger file is refused
+            before more of it is read.
+
+    Raises:
+        TextFileError: it is not a regular file, is too large, or cannot be read.
     """
     try:
         info = path.stat()
@@ -47,22 +71,18 @@ def read_text(path: Path, max_bytes: int) -> str:
         if kind is not None:
             hint = "name the files in it" if kind == "a folder" else "save what it gives in a file first"
             raise TextFileError(path, f"this is {kind}, not a text file", hint=hint)
-        _check_size(path, info.st_size, max_bytes)
         with path.open("rb") as file:
+            data = file.read(_HEAD_BYTES)
+            max_bytes = limit(data)
+            _check_size(path, info.st_size, max_bytes)
             # A file may grow, or not say its size (as those in /proc).
-            data = file.read(max_bytes + 1)
-        _check_size(path, len(data), max_bytes)
-        text = data.decode("utf-8-sig")
+            data += file.read(max(max_bytes + 1 - len(data), 0))
     except OSError as exc:
         raise TextFileError(path, f"the file cannot be read: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        problem = f"the file is not UTF-8: byte {exc.start} is 0x{exc.object[exc.start]:02x}"
-        raise TextFileError(path, problem, hint="save it as UTF-8") from exc
     except ValueError as exc:  # a NUL, or half a character
         raise TextFileError(path, "this cannot be the name of a file") from exc
-    if (unusable := unusable_character(text)) is not None:
-        raise TextFileError(path, f"the file is not text: {unusable}", hint="save it as text in UTF-8")
-    return text
+    _check_size(path, len(data), max_bytes)
+    return data
 
 
 def unusable_character(text: str) -> str | None:
