@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_pc.pml import Prompt, Schema
     from edge_pc.runtime.compare import Comparison
     from edge_pc.runtime.encoder import EncodeReport
-    from edge_pc.runtime.sampling import Sampling
+    from edge_pc.runtime.sampling import Grammar, Sampling
     from edge_pc.runtime.serving import Serving
     from edge_pc.runtime.session import Session
     from edge_pc.runtime.stats import Result, Stats
@@ -46,6 +46,7 @@ _HOMES = {
     "Document": "documents",
     "EncodeReport": "runtime.encoder",
     "Engine": "engine",
+    "Grammar": "runtime.sampling",
     "Prompt": "pml",
     "Result": "runtime.stats",
     "Sampling": "runtime.sampling",
@@ -65,6 +66,7 @@ __all__ = [
     "EncodeReport",
     "Engine",
     "EngineError",
+    "Grammar",
     "MissingDependencyError",
     "ModelError",
     "OptionError",

@@ -5,7 +5,7 @@ PML text → Selection → LaidOut → Plan (cached spans, computed run) → Con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -89,9 +89,9 @@ class Engine:
         self.composer = Composer(self.backend, self.backend.kv_layout.name, compose_options)
         self.encoder = Encoder(self.backend, self.store, str(model))
         self._model = str(model)
-        self._schemas = Schemas(self.backend, self.composer, DocumentReader(KeptTexts(self.store.path)))
+        self.schemas = Schemas(self.backend, self.composer, DocumentReader(KeptTexts(self.store.path)))
         self._lifetime = Lifetime()
-        self._answering = Answering(self.backend, self.encoder, self.store, self._lifetime, self._model)
+        self.answering = Answering(self.backend, self.encoder, self.store, self._lifetime, self._model)
 
     def __enter__(self) -> Engine:
         return self
@@ -122,7 +122,7 @@ class Engine:
             ContextLengthError: it is longer than the model's positions.
         """
         self._lifetime.require_open()
-        return self._schemas.load(schema)
+        return self.schemas.load(schema)
 
     def encoding_size(self, schema: SchemaSource) -> EncodingSize:
         """What `encode` would still compute and write."""
@@ -162,9 +162,9 @@ class Engine:
         reports: list[EncodeReport] = []
         refining = Watch(progress)
         with self._lifetime.work(refining):
-            self._answering.refining = refining
+            self.answering.refining = refining
             with suppress(Cancelled):
-                selections = [self.lay_out(prompt) for prompt in prompts] or self._answering.selections.used(uses)
+                selections = [self.lay_out(prompt) for prompt in prompts] or self.answering.selections.used(uses)
                 reports.extend(self.encoder.encode(prompt.exact, refining.report) for prompt in selections)
         return reports
 
@@ -211,8 +211,8 @@ class Engine:
         with self._lifetime.work(Watch()) as watch, ExitStack() as contexts:
             live = []
             for prompt in prompts:
-                answer = self._answering.answer(sampling)
-                prefilled = self._answering.prefilled(partial(self.lay_out, prompt), answer, serving, watch)
+                answer = self.answering.answer(sampling)
+                prefilled = self.answering.prefilled(partial(self.lay_out, prompt), answer, serving, watch)
                 live.append(contexts.enter_context(prefilled))
             for _ in decode(self.backend, live):
                 self.store.start_checks()
@@ -268,12 +268,12 @@ class Engine:
 
         It has the most of the words of both; None: no part has any.
         """
-        return self._schemas.source_of(question, result.text, files, result.stats.picked)
+        return self.schemas.source_of(question, result.text, files, result.stats.picked)
 
     def adding_size(self, files: Sources, *, system: str | None = None) -> EncodingSize:
         """What `add` would still compute and write."""
         self._lifetime.require_open()
-        return self.encoder.size_of_missing(self._schemas.encodings_of_files(files, system))
+        return self.encoder.size_of_missing(self.schemas.encodings_of_files(files, system))
 
     def add(self, files: Sources, progress: OnProgress | None = None, *, system: str | None = None) -> EncodeReport:
         """Prepare files, so that a question about any of them, in any order, computes only itself.
@@ -285,7 +285,7 @@ class Engine:
             OptionError, MissingDependencyError: as `ask`.
         """
         with self._lifetime.work(Watch(progress)) as watch:
-            return self.encoder.encode(self._schemas.encodings_of_files(files, system), watch.report)
+            return self.encoder.encode(self.schemas.encodings_of_files(files, system), watch.report)
 
     def session(
         self,
@@ -308,8 +308,8 @@ class Engine:
             OptionError: a file cannot be read as UTF-8 text, or there are several things to begin with.
         """
         self._lifetime.require_open()
-        opening = self._schemas.opening(prompt, system, files)
-        return self._lifetime.keep(Session.begin(self._answering, opening, serving))
+        opening = self.schemas.opening(prompt, system, files)
+        return self._lifetime.keep(Session.begin(self.answering, opening, serving))
 
     def resume(self, name: str) -> Session:
         """Go on with a conversation that was saved (`Session.save`): its cells are mapped from the store, those that
@@ -321,7 +321,7 @@ class Engine:
             ModelError: it was saved with another model.
         """
         self._lifetime.require_open()
-        return self._lifetime.keep(Session.resume(self._answering, self.store.sessions.read(name)))
+        return self._lifetime.keep(Session.resume(self.answering, self.store.sessions.read(name)))
 
     def compare(self, prompt: str | Prompt, serving: Serving = Serving()) -> Comparison:
         """Compare reuse with full prefill of the same prompt, in one run; what is not stored is encoded first.
@@ -349,20 +349,31 @@ class Engine:
         Raises:
             PMLError: as `generate`.
         """
-        return self._schemas.lay_out(prompt)
+        return self.schemas.lay_out(prompt)
 
     def lay_out_question(
         self, text: str, files: Sources, max_tokens: int | None = None, system: str | None = None
     ) -> LaidOut:
         """As `lay_out`, for a question about files; see `ask`. Room for the answer is kept free."""
         answer_tokens = Sampling(max_tokens).answer_room(self.spec.max_positions // ANSWER_SHARE)
-        return self._schemas.lay_out_question(text, files, answer_tokens, system)
+        return self.schemas.lay_out_question(text, files, answer_tokens, system)
+
+    def lay_out_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> LaidOut:
+        """As `lay_out`, for a conversation (each message with `role` and `content`) in the model's own template.
+
+        Raises:
+            OptionError: the template refuses the messages, or has no place for tools.
+            ModelError: the model has no chat template.
+        """
+        return self.composer.messages(messages, tools)
 
     def _stream(
         self, lay_out: Callable[[], LaidOut], sampling: Sampling, serving: Serving, progress: OnProgress | None
     ) -> Stream:
-        return self._answering.stream(
-            lambda answer, watch: self._answering.prefilled(lay_out, answer, serving, watch), sampling, progress
+        return self.answering.stream(
+            lambda answer, watch: self.answering.prefilled(lay_out, answer, serving, watch), sampling, progress
         )
 
     def _compare(self, lay_out: Callable[[], LaidOut], serving: Serving) -> Comparison:

@@ -185,7 +185,7 @@ def test_sampling_options_are_those_of_the_api() -> None:
     for field in fields(Sampling):
         option, allowed = options[field.name], RANGES.get(field.name)
         assert isinstance(option, click.Option)
-        assert option.envvar == f"EDGE_PC_{field.name.upper()}"
+        assert option.envvar == f"EDGE_PC_{'JSON_SCHEMA' if field.name == 'grammar' else field.name.upper()}"
         if allowed is not None:
             assert isinstance(option.type, (click.IntRange, click.FloatRange))
             assert (option.type.min, option.type.max, option.type.min_open) == (

@@ -36,6 +36,7 @@ STATS = {
     "prompt_tokens", "cached_tokens", "computed_tokens", "new_tokens", "parse_ms", "assembly_ms", "forward_ms",
     "ttft_ms", "decode_tokens_per_s", "modules", "picked",
 }  # fmt: skip
+RESULT = {"text", "token_ids", "stop", "stats", "source", "logprobs"}
 COMPARE = {"full_ttft_ms", "in_place_ttft_ms", "ttft_ratio", "max_abs_logit_diff", "kl", "same_first_token"}
 
 
@@ -115,14 +116,14 @@ def test_json_is_one_object_of_the_documented_shape(run: Run) -> None:
     child = run("run", "prompt.xml", "--json", "--compare", "--stats", "--fidelity", "fast")
     value = answered(child)
     assert child.stdout.count("\n") == 1
-    assert set(value) == {"text", "token_ids", "stop", "stats", "compare"}
+    assert set(value) == {*RESULT, "compare"}
     assert set(value["stats"]) >= STATS
     assert set(value["compare"]) >= COMPARE
     assert value["text"].rstrip("\n") == plain.stdout.rstrip("\n")
     modules = value["stats"]["modules"]
     assert [module["path"] for module in modules] == ["trip", "plan", "plan/oslo"]
     assert all(set(module) == {"path", "tokens", "hit", "exact", "reason"} and module["hit"] for module in modules)
-    assert set(answered(run("run", "prompt.xml", "--json"))) == {"text", "token_ids", "stop", "stats"}
+    assert set(answered(run("run", "prompt.xml", "--json"))) == RESULT
 
 
 def test_a_prompt_from_stdin_and_one_from_options_are_the_file_s(run: Run) -> None:

@@ -15,7 +15,7 @@ MAPPED = ("backends", "export", "schemas")  # imported as edge_pc.backends, …
 # From the ground up: a room imports those before it.
 ROOMS = (
     "errors", "_version", "progress", "checks", "system", "documents", "schemas", "pml", "models", "export", "backends",
-    "compose", "store", "runtime", "engine", "", "bench", "cli", "__main__", "benchmarks",
+    "compose", "store", "runtime", "engine", "", "server", "bench", "cli", "__main__", "benchmarks",
 )  # fmt: skip
 
 # Rooms of the path that know of backends only what all of them share.

@@ -116,7 +116,7 @@ def test_the_commands_on_the_schema_work(trip: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_python_example_works(trip: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python")
+    (code,) = [block for block in blocks("python") if "Engine(" in block]
     names: dict[str, Any] = {}
     exec(compile(code.replace('"smollm2"', repr(str(tiny_model))), "README.md", "exec"), names)
     stats = names["result"].stats

@@ -18,6 +18,7 @@ import pytest
 
 from edge_pc import Engine, ModelError, OptionError, Sampling, Serving, StoreError
 from edge_pc.backends.base import Plan
+from edge_pc.compose.choices import Tail
 from edge_pc.system.home import SESSIONS
 
 needs_llamacpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="the extra llamacpp is not installed")
@@ -220,23 +221,22 @@ class TestGoingOn:
         with engine.resume("t") as session:
             assert session.ask("And?", SHORT).stats.computed_tokens < 40
 
-    def test_cells_with_gaps_and_chosen_ones(self, engine: Engine) -> None:
+    @pytest.mark.parametrize("tail", ["imported", "packed"])
+    def test_cells_of_any_positions_and_chosen_ones(self, arguments: dict[str, Any], tail: Tail) -> None:
         """Cells that were computed again for the first question are not those of a full prefill, and are kept so."""
         text = "The cat sleeps in the house, and the dog runs. " * 4
-        engine.load_schema(
-            f'<schema name="pets"><module name="a">{text}</module><module name="b">{text}</module>'
-            f'<module name="c">{text}</module></schema>'
-        )
-        with engine.session('<prompt schema="pets"><a/><c/></prompt>') as session:
-            session.ask("Where?", SHORT)
-            session.save("s")
-            positions = session._state.tokens.position_ids
-            assert np.diff(positions).max() > 1
-            first = session._cells.read(0, session.tokens - 1)
-            wanted = session.ask("And?", SHORT).token_ids
-        with engine.resume("s") as session:
-            assert session.ask("And?", SHORT).token_ids == wanted
-            again = session._cells.read(0, len(positions) - 1)
+        schema = "".join(f'<module name="{name}">{text}</module>' for name in "abc")
+        with Engine(**arguments, tail=tail) as engine:
+            engine.load_schema(f'<schema name="pets">{schema}</schema>')
+            with engine.session('<prompt schema="pets"><a/><c/></prompt>') as session:
+                session.ask("Where?", SHORT)
+                session.save("s")
+                stored = session.tokens - 1
+                first = session._cells.read(0, stored)
+                wanted = session.ask("And?", SHORT).token_ids
+            with engine.resume("s") as session:
+                assert session.ask("And?", SHORT).token_ids == wanted
+                again = session._cells.read(0, stored)
         np.testing.assert_array_equal(again, first)
 
     def test_turns_are_dropped_from_what_was_saved(self, engine: Engine) -> None:

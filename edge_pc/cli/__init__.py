@@ -34,6 +34,7 @@ _COMMANDS = {
     "add": ("add", "Prepare files, so that a question about them computes only itself."),
     "watch": ("add", "Keep a folder prepared (see `add`): files are computed again when they change."),
     "run": ("run", "Answer a PML prompt against its schema."),
+    "serve": ("serve", "Serve OpenAI's API, and a page for people, until Ctrl-C."),
     "encode": ("encode", "Compute the states of a schema's modules and store them."),
     "schema": ("schema", "Check a schema, or show its modules, positions and lengths."),
     "cache": ("cache", "Look at the stored KV states, check them, remove them."),

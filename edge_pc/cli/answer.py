@@ -55,7 +55,7 @@ def answer(
         output.note("computing the whole prompt, to compare")
         comparison = compare()
     if as_json:
-        output.json(result_as_json(result, comparison, cited=source is not None))
+        output.json(result_as_json(result, comparison))
     elif comparison is not None:
         show_comparison(comparison, output)
     if serving.refine:
@@ -103,16 +103,9 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(s) if s == e else f"{s}-{e}" for s, e in zip(starts, ends, strict=True))
 
 
-def result_as_json(result: Result, comparison: Comparison | None, *, cited: bool = False) -> dict[str, Any]:
-    """The object that --json prints, with the answer's source where that was asked for."""
-    value: dict[str, Any] = {
-        "text": result.text,
-        "token_ids": result.token_ids,
-        "stop": result.stop,
-        "stats": asdict(result.stats),
-    }
-    if cited:
-        value["source"] = None if result.source is None else asdict(result.source)
+def result_as_json(result: Result, comparison: Comparison | None) -> dict[str, Any]:
+    """The object that --json prints."""
+    value = asdict(result)
     return value if comparison is None else {**value, "compare": asdict(comparison)}
 
 

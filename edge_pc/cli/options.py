@@ -8,8 +8,10 @@ command as one object, and its title heads them in `--help`. Choices, ranges and
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import click
@@ -28,12 +30,15 @@ from edge_pc.compose.choices import (
 )
 from edge_pc.errors import OptionError
 from edge_pc.models.registry import DEFAULT_MODEL
-from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Sampling
+from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, RANGES, Grammar, Sampling
 from edge_pc.runtime.serving import DEFAULT_FIDELITY, FIDELITIES, Fidelity
 from edge_pc.system.sizes import parse_size
+from edge_pc.system.text import read_text
 
 if TYPE_CHECKING:
     from edge_pc.runtime.serving import Serving
+
+_MAX_JSON_SCHEMA = 1 << 20
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,7 +50,8 @@ def reads(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Paramet
         try:
             return None if value is None else parse(value)
         except OptionError as exc:
-            raise click.BadParameter(f"{exc.message}: {exc.hint}", ctx=ctx, param=param) from exc
+            message = f"{exc.message}: {exc.hint}" if exc.hint else exc.message
+            raise click.BadParameter(message, ctx=ctx, param=param) from exc
 
     return callback
 
@@ -250,6 +256,11 @@ def _sampling(name: str, metavar: str, help: str, **attributes: Any) -> Callable
     )
 
 
+def _read_grammar(path: str) -> Grammar:
+    """The grammar of JSON that fits the schema in a file."""
+    return Grammar.json(read_text(Path(os.path.expanduser(path)), _MAX_JSON_SCHEMA))
+
+
 _GREEDY = Sampling()
 sampling_options = grouped(
     Sampling,
@@ -262,6 +273,15 @@ sampling_options = grouped(
     _sampling("repetition_penalty", "R", "Above 1: make tokens of the prompt and of the answer less likely."),
     _sampling("seed", "N", "Make sampling repeatable."),
     _sampling("stop", "TEXT", "End the answer before this text. Repeatable.", multiple=True, type=TEXT),
+    _sampling("logprobs", "N", "With --json: each token's log-probability, and those of the N likeliest tokens."),
+    option(
+        "--json-schema",
+        "grammar",
+        group="Sampling",
+        callback=reads(_read_grammar),
+        metavar="FILE",
+        help="Answer with JSON that fits this JSON Schema (extra serve).",
+    ),
 )
 
 

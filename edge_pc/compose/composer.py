@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from edge_pc.checks import check_choice
 from edge_pc.compose.choices import (
@@ -24,6 +26,7 @@ from edge_pc.compose.choices import (
 )
 from edge_pc.compose.encodings import EncodingOptions, SchemaEncodings
 from edge_pc.compose.laid_out import LaidOut, lay_out_prompt
+from edge_pc.compose.messages import STORED_FROM, Message, MessageWriter, lay_out_ids
 from edge_pc.compose.neutral import neutral_text
 from edge_pc.compose.schema_layout import SchemaLayout, lay_out
 from edge_pc.errors import OptionError
@@ -111,6 +114,7 @@ class Composer:
             options.encoding, options.placeholder, unk_id, tuple(neutral_ids), model.spec.max_positions, not fixed
         )
         self._tail: Tail = options.tail or ("imported" if fixed else "packed")
+        self._writer = MessageWriter(model.chat_template, model.tokenizer, model.spec.bos_id)
         self._lock = threading.Lock()
         self._composed: OrderedDict[Schema, ComposedSchema] = OrderedDict()
 
@@ -146,6 +150,37 @@ class Composer:
         return lay_out_prompt(
             selection, composed.encodings, composed.layout, model.tokenizer, model.chat_template, self._tail
         )
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> LaidOut:
+        """A conversation that the model is to go on with, as its own template writes it.
+
+        Raises:
+            OptionError: the template refuses the messages, or has no place for tools.
+            ModelError: the model has no chat template.
+        """
+        ids = self._writer.ids(messages, tools, answer=True)
+        before_last: list[int] = []
+        if len(ids) > STORED_FROM and len(messages) > 1:
+            with suppress(OptionError):  # a template may refuse a conversation that ends there
+                before_last = self._writer.ids(messages[:-1], tools, answer=False)
+        return lay_out_ids(ids, self._writer.cuts(ids, before_last), self._identity, self._encoding)
+
+    def text(self, text: str) -> LaidOut:
+        """A plain text that the model is to go on with; nothing of it is stored."""
+        return self.ids(self._writer.plain_ids(text))
+
+    def ids(self, ids: Sequence[int]) -> LaidOut:
+        """Token ids that the model is to go on with; nothing of them is stored.
+
+        Raises:
+            OptionError: there is none, or one that the model does not have.
+        """
+        unknown = [id_ for id_ in ids if not 0 <= id_ < self._model.spec.vocab_size]
+        if unknown:
+            raise OptionError(
+                f"{unknown[0]} is no token id: the model's go from 0 to {self._model.spec.vocab_size - 1}"
+            )
+        return lay_out_ids(ids, (), self._identity, self._encoding)
 
     def _compose(self, schema: Schema) -> ComposedSchema:
         model = self._model

@@ -77,6 +77,7 @@ class LaidOut:
         end: the position of the first token of the answer.
         picked: which parts of files it is about; empty where it is about all that was given.
         last_text: how many of the last tokens are those of the prompt's last text and of what opens the answer.
+        in_schema: where gaps were closed: int32 `[tokens]`, ascending, where the tokens would be with them.
     """
 
     schema: SchemaLayout
@@ -90,6 +91,7 @@ class LaidOut:
     end: int
     last_text: int
     picked: tuple[PickedParts, ...] = ()
+    in_schema: IntArray | None = None
 
     @property
     def tokens(self) -> int:
@@ -98,6 +100,13 @@ class LaidOut:
     def in_position_order(self) -> IntArray:
         """All token ids of the prompt, int32 `[tokens]`, as a person would read it: what full prefill computes."""
         return self.computed_plan().token_ids
+
+    def places_of(self, path: str) -> IntArray:
+        """Where the cells of an imported module are in this prompt, int32 `[tokens of the module]`."""
+        positions = self.schema.modules[path].position_ids
+        if self.in_schema is None:
+            return positions
+        return np.searchsorted(self.in_schema, positions).astype(np.int32)
 
     def computed_plan(self) -> Plan:
         """The plan that computes every token at its own position, nothing reused."""
@@ -160,23 +169,17 @@ def lay_out_prompt(
     if not end:
         raise fault("the prompt has no text: its schema has none, and it adds none", selection.at, name=layout.name)
     places = [encoding.kept_position_ids for encoding in reused]
+    in_schema = None
     if tail == "packed":
-        *places, position_ids = _packed([*places, position_ids])
-        end = sum(len(place) for place in places) + len(position_ids)
+        in_schema = np.sort(np.concatenate([*places, position_ids]))
+        *places, position_ids = (np.searchsorted(in_schema, part).astype(np.int32) for part in [*places, position_ids])
+        end = len(in_schema)
     exact = encodings.exact(reused, places, int(position_ids[0]) if len(position_ids) else end)
     others = [encodings.other_version(encoding) for encoding in reused]
     return LaidOut(
         layout, modules, tuple(reused), tuple(places), tuple(others), tuple(exact), token_ids, position_ids, end,
-        len(free_text) - text_start,
+        len(free_text) - text_start, in_schema=in_schema,
     )  # fmt: skip
-
-
-def _packed(parts: Sequence[IntArray]) -> list[IntArray]:
-    """The same order of all positions, without gaps."""
-    everything = np.concatenate(parts)
-    ranks = np.empty_like(everything)
-    ranks[np.argsort(everything)] = np.arange(len(everything), dtype=np.int32)
-    return np.split(ranks, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def _placed(states: KVStates, place: IntArray) -> Iterator[Span]:

@@ -33,6 +33,11 @@ def length_error(
     """
     if schema.made_of_files:
         return _about_files(modules, needed, room, text, answer)
+    if not schema.children:
+        parts = {"(messages)": text + sum(modules.values()), "(answer)": answer}
+        return _error(
+            "prompt and answer take", parts, needed, room, "leave out early messages, or ask for fewer tokens"
+        )
     parts = {path or ANONYMOUS: tokens for path, tokens in modules.items()}
     if not answer:
         hint = "shorten modules, or put alternatives into a union so that they share positions"

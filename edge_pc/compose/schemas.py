@@ -17,7 +17,7 @@ from edge_pc.documents import DocumentReader, Sources
 from edge_pc.errors import OptionError
 from edge_pc.pml import Prompt, Schema, Selection, load_schema, parse_prompt, parse_schema, select
 from edge_pc.pml.faults import fault
-from edge_pc.pml.model import NOWHERE, Node, Role, Text, Turn
+from edge_pc.pml.model import NOWHERE, Location, Node, Role, Text, Turn
 
 # The name of the schema of a conversation that has none.
 CONVERSATION = "conversation"
@@ -96,6 +96,31 @@ class Schemas:
         self._schemas[parsed.name] = parsed
         return layout
 
+    @property
+    def names(self) -> list[str]:
+        """Of the schemas that are loaded."""
+        return list(self._schemas)
+
+    def named(self, name: str, at: Location = NOWHERE) -> Schema:
+        """The schema of this name.
+
+        Args:
+            at: where it is named, for messages.
+
+        Raises:
+            PMLError: there is none.
+        """
+        schema = self._schemas.get(name)
+        if schema is None:
+            raise fault(
+                f"the schema {name!r} is not loaded",
+                at,
+                name=name,
+                among=self._schemas,
+                hint="load it with load_schema (Python) or --schema FILE (command line)",
+            )
+        return schema
+
     def lay_out(self, prompt: str | Prompt) -> LaidOut:
         """See `Engine.lay_out`."""
         return self._composer.compose(*self._select(prompt))
@@ -103,15 +128,7 @@ class Schemas:
     def _select(self, prompt: str | Prompt) -> tuple[Schema, Selection]:
         """A prompt's schema, and the prompt checked against it."""
         parsed = parse_prompt(prompt) if isinstance(prompt, str) else prompt
-        schema = self._schemas.get(parsed.schema)
-        if schema is None:
-            raise fault(
-                f"the schema {parsed.schema!r} is not loaded",
-                parsed.at,
-                name=parsed.schema,
-                among=self._schemas,
-                hint="load it with load_schema (Python) or --schema FILE (command line)",
-            )
+        schema = self.named(parsed.schema, parsed.at)
         return schema, select(parsed, schema)
 
     def lay_out_question(self, text: str, files: Sources, answer_tokens: int, system: str | None) -> LaidOut:

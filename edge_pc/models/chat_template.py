@@ -7,12 +7,13 @@ in a sandbox.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_pc.errors import EdgePCError, ModelError, OptionError
 from edge_pc.pml.model import Role
@@ -108,6 +109,37 @@ class ChatTemplate:
         """
         return self._render(turns, False)
 
+    def render_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, answer: bool
+    ) -> str:
+        """What the template writes for messages with all that they hold, and for tools in OpenAI's form.
+
+        Args:
+            answer: with the generation prompt.
+
+        Raises:
+            OptionError, ModelError: as `render`.
+        """
+        return self._write(messages, answer, tools)
+
+    def require_tools(self) -> None:
+        """Raises:
+        OptionError: the template has no place for tools.
+        """
+        if not self._knows_tools:
+            raise OptionError(
+                "the model's chat template has no place for tools", hint="use a model that was trained to call tools"
+            )
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        tool = {"name": "SENTINELTOOL", "description": "SENTINEL", "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self._write([{"role": "user", "content": "text"}], True, [{"type": "function", "function": tool}])
+        except (OptionError, ModelError):
+            return False
+        return "SENTINELTOOL" in text
+
     def _cut_affixes(self, role: Role, after: Role | None) -> Affixes:
         """Cut the turn out of a short conversation that ends with it."""
         before = _up_to(after)
@@ -150,19 +182,27 @@ class ChatTemplate:
         return True
 
     def _render(self, turns: Sequence[tuple[Role, str]], add_generation_prompt: bool) -> str:
+        return self._write([{"role": role, "content": text} for role, text in turns], add_generation_prompt, None)
+
+    def _write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
             return self._template.render(
                 self._special_tokens,
-                messages=[{"role": role, "content": text} for role, text in turns],
+                messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 # Templates of models that can call tools test these for none, not for being defined.
-                tools=None,
+                tools=tools or None,
                 documents=None,
             )
         except _Complaint as exc:
-            roles = ", ".join(role for role, _ in turns)
+            roles = ", ".join(str(message["role"]) for message in messages)
             raise OptionError(f"the model's chat template refuses the turns {roles}: {exc}") from exc
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as exc:
             raise ModelError(f"the model's chat template cannot be rendered: {exc}") from exc
@@ -183,6 +223,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = _complain
+        environment.filters["tojson"] = _to_json
         try:
             return environment.from_string(self.source)
         except TemplateError as exc:
@@ -198,6 +239,11 @@ def _up_to(role: Role | None) -> tuple[Role, ...]:
 
 class _Complaint(Exception):
     """A template called `raise_exception`."""
+
+
+def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
+    """JSON as templates expect it: Jinja's own filter writes it for HTML."""
+    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
 
 
 def _complain(message: str) -> NoReturn:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,13 +86,16 @@ class Tokenizer:
             raise ModelError(f"plain text became the control token {self._tokenizer.id_to_token(id_)!r}")
         return ids
 
-    def encode_template(self, text: str, *, boundary: bool = False) -> list[int]:
+    def encode_template(self, text: str, *, boundary: bool = False, guard: str = "") -> list[int]:
         """Ids of text that a chat template wrote: control tokens in it are recognised, and no BOS is added.
 
         Args:
             text: written by a template.
             boundary: nothing, or a control token, stands before it.
+            guard: what `break_control_tokens` put into texts of a person; it is taken out again.
         """
+        if guard and guard in text and self._control_pattern is None:
+            text = text.replace(guard, "")
         if self._control_pattern is None:
             return self.encode(text, boundary=boundary)
         ids: list[int] = []
@@ -101,8 +104,15 @@ class Tokenizer:
             if i % 2:
                 ids.append(self._control[part])
             else:
-                ids += self.encode(part, boundary=boundary or i > 0)
+                ids += self.encode(part.replace(guard, "") if guard else part, boundary=boundary or i > 0)
         return ids
+
+    def break_control_tokens(self, text: str, guard: str) -> str:
+        """The text of a person, to be put into a template: `guard`, a character that no text has, stands in whatever
+        spells a control token, so that `encode_template` does not recognise it."""
+        if self._control_pattern is None:
+            return text
+        return self._control_pattern.sub(lambda found: found[0][0] + guard + found[0][1:], text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; control tokens are skipped, bytes that are no UTF-8 become U+FFFD."""
@@ -118,6 +128,25 @@ class Tokenizer:
         """Whether the id is a control token's."""
         return id_ in self._control_ids
 
+    def as_json(self) -> str:
+        """The tokenizer as the `tokenizers` library writes it."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    def bytes_of(self, id_: int) -> bytes:
+        """The bytes that a token adds to a text; a control token's are those of its name."""
+        token: str | None = self._tokenizer.id_to_token(id_)
+        if token is None:
+            return b""
+        if id_ in self._control_ids:
+            return token.encode()
+        if re.fullmatch("<0x[0-9A-F]{2}>", token):  # how SentencePiece spells a byte
+            return bytes([int(token[3:5], 16)])
+        try:
+            return bytes(_byte_level_alphabet()[character] for character in token)
+        except KeyError:
+            return token.replace("▁", " ").encode()
+
     def detokenizer(self) -> Detokenizer:
         """A streaming decoder for one answer."""
         return Detokenizer(self)
@@ -125,6 +154,14 @@ class Tokenizer:
     def _unknown_id(self) -> int | None:
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         return None if unknown is None else self.id_of(unknown)
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character → byte, as byte-level vocabularies spell them: what shows stands for itself, the others follow 255."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
 def load_tokenizer(folder: Path, *, hint: str) -> tokenizers.Tokenizer:

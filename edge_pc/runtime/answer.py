@@ -7,9 +7,10 @@ from dataclasses import fields
 
 from edge_pc.backends.base import Logits
 from edge_pc.models.tokenizer import Tokenizer
-from edge_pc.runtime.sampler import Sampler
+from edge_pc.runtime.constraint import Constraint
+from edge_pc.runtime.sampler import Sampler, log_probabilities
 from edge_pc.runtime.sampling import DEFAULT_MAX_TOKENS, Sampling
-from edge_pc.runtime.stats import NO_PREFILL, PrefillStats, Result, Started, Stats, StopReason
+from edge_pc.runtime.stats import NO_PREFILL, PrefillStats, Result, Started, Stats, StopReason, TokenLogprobs
 
 
 class Answer:
@@ -19,6 +20,7 @@ class Answer:
         sampling: how tokens are chosen, and what ends the answer.
         tokenizer: turns ids into text.
         eos_ids: tokens that end an answer.
+        constraint: what a grammar allows; None: everything.
 
     Attributes:
         sampling: as given.
@@ -26,11 +28,19 @@ class Answer:
         token: the token chosen last.
         position: its position.
         done: the answer has ended.
+        logprobs: of each token so far, if they are asked for.
     """
 
-    def __init__(self, sampling: Sampling, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        tokenizer: Tokenizer,
+        eos_ids: tuple[int, ...],
+        constraint: Constraint | None = None,
+    ) -> None:
         self.sampling = sampling
         self._tokenizer = tokenizer
+        self._constraint = constraint
         self._detokenizer = tokenizer.detokenizer()
         self._eos_ids = eos_ids
         self._started: Started | None = None
@@ -44,6 +54,7 @@ class Answer:
         self.token = 0
         self.position = 0
         self.done = False
+        self.logprobs: list[TokenLogprobs] = []
 
     def cancel(self) -> None:
         """End the answer where it is; the text so far stays."""
@@ -54,7 +65,7 @@ class Answer:
     def begin(self, started: Started) -> str:
         """Choose the first token; returns the text that is certain."""
         self._started = started
-        self._sampler = Sampler(self.sampling, started.prompt_ids)
+        self._sampler = Sampler(self.sampling, started.prompt_ids, self._constraint)
         self.position = started.position - 1
         return self.take(started.logits)
 
@@ -67,10 +78,15 @@ class Answer:
             self._stop = "eos"
             return self._finish()
         self._token_ids.append(self.token)
+        if self.sampling.logprobs is not None:
+            self.logprobs.append(log_probabilities(logits, self.token, self.sampling.logprobs))
         self._text += self._detokenizer.push(self.token)
         if self._cut_at_stop():
             self.done = True
             return self._give(len(self._text))
+        if self._constraint is not None and self._constraint.complete:
+            self._stop = "eos"
+            return self._finish()
         if len(self._token_ids) == self.max_tokens:
             return self._finish()
         return self._give(len(self._text) - _held_back(self._text, self.sampling.stops))
@@ -92,7 +108,7 @@ class Answer:
             ttft_ms=(self._first_token - started.submitted) * 1e3 if started and self._sampled else 0.0,
             decode_tokens_per_s=(self._sampled - 1) / seconds if seconds else 0.0,
         )
-        return Result(self._text, tuple(self._token_ids), self._stop, stats)
+        return Result(self._text, tuple(self._token_ids), self._stop, stats, logprobs=tuple(self.logprobs))
 
     @property
     def begun(self) -> bool:

@@ -11,6 +11,7 @@ from edge_pc.backends.base import Backend, Context
 from edge_pc.compose.laid_out import LaidOut, check_length
 from edge_pc.progress import OnProgress
 from edge_pc.runtime.answer import Answer
+from edge_pc.runtime.constraint import Grammars
 from edge_pc.runtime.decoding import Live, decode
 from edge_pc.runtime.encoder import Encoder
 from edge_pc.runtime.lifetime import Lifetime
@@ -53,6 +54,7 @@ class Answering:
         self.model = model
         self.selections = Selections()
         self.refining = Watch()
+        self._grammars = Grammars(backend.tokenizer, backend.spec)
 
     @property
     def max_positions(self) -> int:
@@ -60,8 +62,13 @@ class Answering:
         return self.backend.spec.max_positions
 
     def answer(self, sampling: Sampling) -> Answer:
-        """An answer that has not begun."""
-        return Answer(sampling, self.backend.tokenizer, self.backend.spec.eos_ids)
+        """An answer that has not begun.
+
+        Raises:
+            OptionError: the grammar of `sampling` cannot be used.
+        """
+        constraint = None if sampling.grammar is None else self._grammars.start(sampling.grammar)
+        return Answer(sampling, self.backend.tokenizer, self.backend.spec.eos_ids, constraint)
 
     def stream(self, begin: Begin, sampling: Sampling, progress: OnProgress | None) -> Stream:
         """The path of a prompt: prefill, answer. Errors come with the first piece."""

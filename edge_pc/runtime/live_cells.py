@@ -70,6 +70,8 @@ class Parts:
     dropped: int = 0
 
 
+ONLY_CELLS = Parts(lambda: ())  # nothing else
+
 NO_TOKENS = Tokens(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 

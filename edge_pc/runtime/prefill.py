@@ -15,6 +15,7 @@ from edge_pc.compose.schema_layout import ROOT
 from edge_pc.errors import CacheMissError, StatesError
 from edge_pc.progress import Progress
 from edge_pc.runtime.encoder import Encoder, Looked, Obtained
+from edge_pc.runtime.live_cells import ONLY_CELLS, LiveCells, Tokens
 from edge_pc.runtime.recompute import COMPUTED_ANYWAY, with_recomputed
 from edge_pc.runtime.serving import COMPUTED, Fidelity, Serving
 from edge_pc.runtime.stats import ModuleStats, PrefillStats, Started
@@ -156,6 +157,40 @@ def prefill_full(context: Context, prompt: LaidOut, submitted: float, watch: Wat
         dropped_turns=0,
     )
     return Started(prefilled.logits, prompt.tokens, tuple(prompt.in_position_order().tolist()), stats, submitted)
+
+
+def continue_prefill(
+    cells: LiveCells, prompt: LaidOut, kept: int, capacity: int, submitted: float, watch: Watch
+) -> Started:
+    """Bring a prompt to its first token's logits where the first `kept` of its cells, not all, are there already.
+
+    Raises:
+        ContextLengthError: there is not enough memory.
+        Cancelled: `watch` ended it; those cells are still there.
+    """
+    parsed = time.perf_counter()
+    plan = prompt.computed_plan()
+    cells.cut(kept)
+    prefilled = cells.go_on(Tokens(plan.token_ids, plan.position_ids), capacity, ONLY_CELLS, watch.computed)
+    first_computed = int(plan.position_ids[kept])
+    modules = []
+    for name, path, tokens in _parts(prompt):
+        hit = int(prompt.schema.modules[path].position_ids[-1]) < first_computed
+        modules.append(ModuleStats(name, tokens, hit, True, None if hit else COMPUTED))
+    stats = PrefillStats(
+        prompt_tokens=prompt.tokens,
+        cached_tokens=max(prompt.tokens - prefilled.computed_tokens, 0),
+        computed_tokens=prefilled.computed_tokens,
+        parse_ms=(parsed - submitted) * 1e3,
+        encode_ms=0.0,
+        assembly_ms=prefilled.assembly_ms,
+        choose_ms=0.0,
+        forward_ms=prefilled.forward_ms,
+        modules=tuple(modules),
+        dropped_turns=0,
+        picked=prompt.picked,
+    )
+    return Started(prefilled.logits, prompt.end, tuple(plan.token_ids.tolist()), stats, submitted)
 
 
 def _refuse_misses(found: Sequence[Looked]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from edge_pc.checks import Range, check_number
 from edge_pc.errors import OptionError
@@ -21,7 +23,47 @@ RANGES = {
     "min_p": Range(float, 0, 1),
     "repetition_penalty": Range(float, 0.001, 1000),
     "seed": Range(int, 0, or_none=True),
+    "logprobs": Range(int, 0, 100, or_none=True),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be. Make it with `json`, `regex` or `lark`.
+
+    Attributes:
+        kind: what `source` is: a JSON Schema, a regular expression, or rules as llguidance writes them in Lark's way.
+        source: its text.
+    """
+
+    kind: Literal["json", "regex", "lark"]
+    source: str
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any] | str | None = None) -> Grammar:
+        """JSON that fits a JSON Schema, given as its text or as Python objects; any JSON object without one.
+
+        Raises:
+            OptionError: it is no JSON object.
+        """
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else {"type": "object"} if schema is None else schema
+            source = json.dumps(parsed, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise OptionError(f"the JSON Schema is not JSON: {exc}") from exc
+        if not isinstance(parsed, Mapping):
+            raise OptionError(f"the JSON Schema is {source[:40]}, expected a JSON object")
+        return cls("json", source)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that a regular expression matches as a whole."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, rules: str) -> Grammar:
+        """Text that follows `rules`, in llguidance's dialect of Lark; the rule `start` is the whole answer."""
+        return cls("lark", rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +80,8 @@ class Sampling:
             when positive and multiplied when negative; 1 changes nothing. From 0.001 to 1000.
         seed: of the random numbers, 0 or more; None takes fresh ones.
         stop: the answer ends before the first of these strings; one string is one of them.
+        logprobs: keep each token's log-probability, and those of so many likeliest tokens, up to 100; None keeps none.
+        grammar: what the answer must look like, such as JSON of a schema; None leaves it free.
 
     Raises:
         OptionError: a value is of the wrong type or out of its range.
@@ -51,6 +95,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: str | Sequence[str] = ()
+    logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():
@@ -58,6 +104,10 @@ class Sampling:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, (list, tuple)) or not all(isinstance(text, str) and text for text in stops):
             raise OptionError(f"stop is {self.stop!r}, expected a text or a list of texts, none of them empty")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise OptionError(
+                f"grammar is {self.grammar!r}, expected a Grammar", hint="make it with Grammar.json(schema)"
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:

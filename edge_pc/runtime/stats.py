@@ -82,15 +82,32 @@ class Stats(PrefillStats):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, as the model has it: before temperature, penalties, cuts and grammars.
+
+    Attributes:
+        token_id: the token chosen.
+        logprob: the natural logarithm of its probability.
+        top: (token id, log-probability) of the likeliest tokens, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """An answer.
 
     Attributes:
         text: without the stop string that ended it.
         token_ids: as sampled, without the end-of-sequence token.
-        stop: why it ended: an `eos` token, its `length`, a `stop` string, or because it was `cancelled`.
+        stop: why it ended: an `eos` token (or its grammar allows nothing more), its `length`, a `stop` string, or
+            because it was `cancelled`.
         stats: what it took.
         source: where in the documents it is from, where that was asked for and is known.
+        logprobs: of each token; empty if `Sampling.logprobs` did not ask for them.
     """
 
     text: str
@@ -98,6 +115,7 @@ class Result:
     stop: StopReason
     stats: Stats
     source: Cited | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
