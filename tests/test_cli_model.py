@@ -173,7 +173,7 @@ def test_strict_makes_a_miss_an_error(run: Run) -> None:
         (["run", "typo.xml"], 2, r"error: typo\.xml:1:\d+: .*did you mean 'plan'"),
         (["ask", "Why?", "missing.txt"], 2, r"error: missing\.txt: the file cannot be read: No such file"),
         (["ask", "Why?", "notes.txt", "--max-tokens", "100000"], 2, r"error: .*1024"),
-        (["ask", "Why?", "notes.txt", "--model", "smollm2"], 2, r"not on this machine yet\nhint: edge-pc pull smollm2"),
+        (["export", "smollm2"], 2, r"not on this machine yet\nhint: edge-pc pull smollm2"),
         (["ask", "Why?", "notes.txt", "--model", "smolm2"], 2, r"did you mean 'smollm2'"),
         (["ask", "Why?", "notes.txt", "--provider", "cuda"], 3, r"error: .*hint: "),
         (["pull", "gpt-9"], 2, r"there is no model 'gpt-9'"),

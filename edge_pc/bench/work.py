@@ -75,7 +75,7 @@ class BenchOptions:
         kind = entry(backend).model_kind
         if kind == "gguf" and self.gguf is not None:
             return self.gguf
-        if kind == "gguf" and self.model not in registry.REGISTRY:
+        if kind == "gguf" and not registry.has_name(self.model):
             raise ModelError(f"no GGUF file of {self.model} is known", hint="give one with --gguf FILE")
         fair: Path = entry(backend).load_baseline().fair_weights(registry.locate(self.model, kind))
         return fair

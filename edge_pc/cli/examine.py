@@ -17,6 +17,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 from edge_pc._version import __version__
 from edge_pc.backends import BACKENDS, DEFAULT_BACKEND, entry
@@ -143,7 +144,7 @@ def _models(folder: Path) -> Check:
     folders = sorted(path for path in folder.glob("*") if path.is_dir())
     if not folders:
         return Check("models", "note", "none yet", "edge-pc pull smollm2 && edge-pc export smollm2")
-    return Check("models", "ok", ", ".join(f"{folder.name} ({_holdings(folder)})" for folder in folders))
+    return Check("models", "ok", ", ".join(f"{unquote(folder.name)} ({_holdings(folder)})" for folder in folders))
 
 
 def _holdings(folder: Path) -> str:

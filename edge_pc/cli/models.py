@@ -1,16 +1,16 @@
-"""`edge-pc pull` and `edge-pc export`: get a model, and make it ready to run."""
+"""`edge-pc pull`, `models` and `export`: get a model, see what is there, make one ready to run."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edge_pc._version import __version__
-from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, option, output_options
+from edge_pc.cli.getting import export_model, get, is_exported
+from edge_pc.cli.options import GroupedCommand, OutputOptions, backend_option, json_option, option, output_options
 from edge_pc.cli.output import Output
-from edge_pc.errors import ModelError
 from edge_pc.system.sizes import format_size
 
 if TYPE_CHECKING:
@@ -21,24 +21,47 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="NAME")
 @output_options
 def pull(name: str, output: OutputOptions) -> None:
-    """Download a model by its name: smollm2.
+    """Download a model by its name: smollm2, or one of the Hugging Face Hub.
 
-    A model that is already there is only checked; that needs no network.
+    ORG/NAME brings a model in safetensors, ORG/NAME:Q4_K_M a GGUF file of a repository, and ORG/NAME@REVISION another
+    revision than the newest. The Hub's own cache, login (HF_TOKEN), mirror (HF_ENDPOINT) and offline mode
+    (HF_HUB_OFFLINE) are used. Files that came whole before a download was cut off are kept.
+
+    A model that is already there is only checked.
     """
     from edge_pc.models import registry
-    from edge_pc.models.pull import pull as download
 
     out = Output(output)
-    registered = registry.REGISTRY.get(name)
-    if registered is not None and not registry.gguf_path(name).is_file():
-        out.note(
-            f"getting {name}: {format_size(registered.nbytes)} from {registered.requirement}, {registered.licence}"
-        )
-    with out.progress(name) as update:
-        path = download(name, update)
-    out.note(f"{name} is at {path} ({format_size(path.stat().st_size)}, SHA-256 checked)")
-    if not _is_exported(registry.export_folder(name)):
+    if not registry.has_name(name):
+        registry.registered(name)
+    get(name, out)
+    if not is_exported(registry.export_folder(name)):
         out.note(f"next: edge-pc export {name}")
+
+
+@click.command(cls=GroupedCommand)
+@json_option
+@output_options
+def models(as_json: bool, output: OutputOptions) -> None:
+    """List the models on this machine, and those that can be pulled.
+
+    Sizes are those on disk; the context is how many tokens prompt and answer together may have.
+    """
+    from edge_pc.cli.shelf import known, on_this_machine
+
+    out = Output(output)
+    here = on_this_machine()
+    if as_json:
+        out.json({"here": [asdict(each) for each in here], "known": known()})
+        return
+    if here:
+        out.table(
+            ["model", "form", ">size", ">context", "place"],
+            [(each.name, each.form, format_size(each.nbytes), each.context, each.place) for each in here],
+        )
+    else:
+        out.note("no model is on this machine yet")
+    out.note("\n" + known())
 
 
 @click.command(cls=GroupedCommand)
@@ -72,18 +95,19 @@ def export(
 ) -> None:
     """Make a model ready to run.
 
-    MODEL is a pulled model's name, a GGUF file, or a Hugging Face folder (config.json, safetensors, tokenizer.json).
-    llama.cpp runs GGUF files as they are. For it, export converts the weights to a type that it has fast kernels for.
+    MODEL is the name of a pulled model, a GGUF file, or a Hugging Face folder (config.json, safetensors,
+    tokenizer.json). llama.cpp runs GGUF files as they are; for it, export converts the weights to a type that it has
+    fast kernels for.
     """
     from edge_pc.backends import entry
     from edge_pc.models import registry
 
-    if place is None and model not in registry.REGISTRY:
+    if place is None and not registry.has_name(model):
         raise click.UsageError("say where to write it: -o DIR")
     if entry(backend).model_kind == "gguf":
         _requantize(model, place, quant, force, Output(output))
     else:
-        _export(model, place, bits, force, Output(output))
+        export_model(model, place, bits, Output(output), force=force)
 
 
 def _requantize(model: str, place: str | None, quant: str, force: bool, out: Output) -> None:
@@ -100,31 +124,3 @@ def _requantize(model: str, place: str | None, quant: str, force: bool, out: Out
         requantize(source, target, quant)
         out.note(f"{model} is exported to {target} ({format_size(target.stat().st_size)})")
     out.note(f"use it with: --backend llamacpp --model {target}")
-
-
-def _export(model: str, folder: str | None, bits: Bits, force: bool, out: Output) -> None:
-    """An exported folder."""
-    from edge_pc.export import export as export_model
-    from edge_pc.models import registry
-
-    source = registry.export_source(model)
-    target = Path(folder) if folder is not None else registry.export_folder(model, bits)
-    if folder is None and not force and _is_exported(target):
-        out.note(f"{model} is already exported: {target}")
-        return
-    with out.progress(f"exporting {model}") as update:
-        export_model(source, target, bits=bits, progress=update)
-    out.note(f"{model} is exported to {target}")
-    if model not in registry.REGISTRY or target != registry.export_folder(model):
-        out.note(f"use it with: --model {target}")
-
-
-def _is_exported(folder: Path) -> bool:
-    """Whether this version's export is there, and every file in it is as it was written."""
-    from edge_pc.models.spec import read_spec
-
-    try:
-        spec, changed = read_spec(folder)
-    except ModelError:
-        return False
-    return spec.exporter == f"edge-pc {__version__}" and not changed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_pc.cli.clock import process_age_ms
+from edge_pc.cli.getting import make_ready
 
 if TYPE_CHECKING:
     from edge_pc.cli.options import EngineOptions
@@ -27,9 +28,13 @@ class StartUp:
 
 
 def open_engine(options: EngineOptions, output: Output) -> tuple[Engine, StartUp]:
-    """Open the engine that the options describe. Its caller closes it."""
+    """Open the engine that the options describe; on first use its model is downloaded and exported.
+
+    Its caller closes it.
+    """
     from edge_pc.engine import Engine
 
+    make_ready(options.model, options.backend, output)
     imported = process_age_ms()
     engine = Engine(
         options.model,

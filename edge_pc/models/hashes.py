@@ -5,6 +5,7 @@ What was hashed is kept in one small file under the home. A home that cannot be 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -12,12 +13,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.files import make_private_folder, replacing_file
 from edge_pc.system.home import home
 from edge_pc.system.identity import identity_of, wait_for_clock_tick
 
 # Files remembered at most; those hashed longest ago are forgotten first.
 _MAX_REMEMBERED = 256
+
+_BLOCK = 1 << 20
 
 
 def content_hash(path: Path) -> str:
@@ -28,6 +32,25 @@ def content_hash(path: Path) -> str:
     """
     _, digest = _hash(os.fspath(path))
     return digest
+
+
+def sha256(path: Path, progress: OnProgress = ignore) -> str:
+    """The SHA-256 of a file's bytes in hexadecimal, as publishers of models give it.
+
+    Args:
+        progress: in bytes, of the step `check`.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+    """
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            progress(Progress(done, total, "check"))
+    return digest.hexdigest()
 
 
 def remembered_hashes(paths: Iterable[Path]) -> list[str]:

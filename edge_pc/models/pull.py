@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_pc.errors import MissingDependencyError, ModelError, StoreError
+from edge_pc.models.hashes import sha256
 from edge_pc.models.registry import RegisteredModel, gguf_path, model_folder, registered
 from edge_pc.progress import OnProgress, Progress, ignore
 from edge_pc.system.files import make_private_folder, replacing_file
@@ -66,15 +67,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _is_whole(path: Path, model: RegisteredModel, progress: OnProgress) -> bool:
-    if not path.is_file():
-        return False
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            progress(Progress(done, model.nbytes, "check"))
-    return digest.hexdigest() == model.sha256
+    return path.is_file() and sha256(path, progress) == model.sha256
 
 
 def _fetch(name: str, model: RegisteredModel, path: Path, progress: OnProgress) -> None:
